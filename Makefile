@@ -1,0 +1,36 @@
+# Every target makes what it needs: `make demo` on a fresh machine with Python 3.11+ is enough.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test check format bench clean
+
+demo: $(STAMP)  ## train on federated digits, compare four methods, write a report
+	$(BIN)/sojourn run digits --out runs/digits --force
+
+test: $(STAMP)  ## all tests
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## format, lint, types, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## against a fused program, NumPy, PyTorch, FedJAX, pfl, Flower; writes benchmarks/README.md
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv runs build *.egg-info
+
+# The lock pins all that CI installs; the package itself is installed in place, without asking for anything more.
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("sojourn needs Python 3.11 or newer; call make with PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $(STAMP)

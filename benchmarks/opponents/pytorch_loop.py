@@ -1,0 +1,75 @@
+"""The plain PyTorch loop a paper's repository would contain: nn.Linear, torch.optim.SGD, autograd, eager mode."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from workloads import WORKLOADS, Workload, arguments, initial_model, make_data, mean_loss, report, timed
+
+
+def build_model(workload: Workload) -> nn.Sequential:
+    """The network at the common starting point (nn.Linear keeps its weights transposed)."""
+    modules: list[nn.Module] = []
+    for weights, bias in initial_model(workload):
+        linear = nn.Linear(*weights.shape)
+        linear.load_state_dict({"weight": torch.from_numpy(weights.T.copy()), "bias": torch.from_numpy(bias)})
+        modules += [linear, nn.ReLU()]
+    return nn.Sequential(*modules[:-1])
+
+
+def layers_of(model: nn.Sequential) -> list[tuple]:
+    linears = [module for module in model if isinstance(module, nn.Linear)]
+    return [(linear.weight.detach().numpy().T, linear.bias.detach().numpy()) for linear in linears]
+
+
+def simulate(workload: Workload, x: torch.Tensor, y: torch.Tensor, rounds: int) -> nn.Sequential:
+    generator = torch.Generator().manual_seed(0)
+    server, local = build_model(workload), build_model(workload)
+    optimizer = torch.optim.SGD(local.parameters(), lr=workload.step_size)
+    shape = (workload.cohort_size, workload.num_local_steps, workload.batch_size)
+    for _ in range(rounds):
+        cohort = torch.randperm(workload.num_clients, generator=generator)[: workload.cohort_size]
+        points = torch.randint(workload.points_per_client, shape, generator=generator)
+        total = [torch.zeros_like(parameter) for parameter in server.parameters()]
+        for client, batches in zip(cohort.tolist(), points):
+            local.load_state_dict(server.state_dict())
+            for batch in batches:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(local(x[client, batch]), y[client, batch])
+                loss.backward()
+                optimizer.step()
+            with torch.no_grad():
+                for running, parameter in zip(total, local.parameters()):
+                    running += parameter
+        with torch.no_grad():
+            for parameter, running in zip(server.parameters(), total):
+                parameter.copy_(running / workload.cohort_size)
+    return server
+
+
+def main() -> None:
+    chosen = arguments(__doc__, rounds=100, threads=1)  # steps are too small for more: two threads mostly wait
+    torch.set_num_threads(chosen.threads)
+    workload = WORKLOADS[chosen.workload]
+    features, labels = make_data(workload)
+    x, y = torch.from_numpy(features), torch.from_numpy(labels).long()
+    server = build_model(workload)
+
+    def run_rounds() -> None:
+        nonlocal server
+        server = simulate(workload, x, y, chosen.rounds)
+
+    seconds = timed(run_rounds, chosen.rounds, chosen.repeats)
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    loss = mean_loss(layers_of(server), features, labels)
+    report("pytorch_loop", workload.name, chosen.rounds, seconds, loss, versions, threads=torch.get_num_threads())
+
+
+if __name__ == "__main__":
+    main()

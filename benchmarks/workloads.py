@@ -1,0 +1,122 @@
+"""The jobs every contender runs, and the data they run on. NumPy only: it is imported in every environment.
+
+Federated averaging: each round draws `cohort_size` of `num_clients` clients without replacement; each takes
+`num_local_steps` plain SGD steps on batches drawn with replacement from its own points; the server takes the
+unweighted mean of their models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One job. `layer_sizes` of two numbers is softmax regression, of three a ReLU network."""
+
+    name: str
+    layer_sizes: tuple[int, ...]
+    points_per_client: int
+    num_clients: int = 100
+    cohort_size: int = 10
+    batch_size: int = 10
+    num_local_steps: int = 10
+    step_size: float = 0.1
+    num_classes: int = 10
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("W1", (60, 10), points_per_client=100),
+        Workload("W2-32", (784, 32, 10), points_per_client=600),
+        Workload("W2-200", (784, 200, 10), points_per_client=600),
+    )
+}
+
+
+def make_data(workload: Workload, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features (clients, points, inputs) float32 and labels (clients, points) int32, from a random linear teacher."""
+    rng = np.random.default_rng(seed)
+    num_inputs = workload.layer_sizes[0]
+    shape = (workload.num_clients, workload.points_per_client, num_inputs)
+    features = rng.standard_normal(shape, dtype=np.float32)
+    teacher = rng.standard_normal((num_inputs, workload.num_classes), dtype=np.float32)
+    return features, np.argmax(features @ teacher, axis=-1).astype(np.int32)
+
+
+def initial_model(workload: Workload, seed: int = 1) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(weights (inputs, outputs), bias) per layer, float32: zero for softmax regression, else He normal."""
+    rng = np.random.default_rng(seed)
+    layers = []
+    for num_in, num_out in zip(workload.layer_sizes[:-1], workload.layer_sizes[1:]):
+        scale = 0.0 if len(workload.layer_sizes) == 2 else (2.0 / num_in) ** 0.5
+        weights = scale * rng.standard_normal((num_in, num_out), dtype=np.float32)
+        layers.append((weights.astype(np.float32), np.zeros(num_out, np.float32)))
+    return layers
+
+
+def mean_loss(layers: Sequence[tuple[np.ndarray, np.ndarray]], features: np.ndarray, labels: np.ndarray) -> float:
+    """Mean cross-entropy over every point of every client; one judge for all contenders."""
+    hidden = np.asarray(features).reshape(-1, features.shape[-1])
+    for weights, bias in layers[:-1]:
+        hidden = np.maximum(hidden @ np.asarray(weights) + np.asarray(bias), 0.0)
+    weights, bias = layers[-1]
+    logits = (hidden @ np.asarray(weights) + np.asarray(bias)).astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    picked = logits[np.arange(len(logits)), np.asarray(labels).reshape(-1)]
+    return float(np.mean(np.log(np.exp(logits).sum(axis=1)) - picked))
+
+
+def arguments(
+    description: str | None,
+    rounds: int = 100,
+    repeats: int = 5,
+    variants: Sequence[str] = (),
+    threads: int | None = None,
+) -> argparse.Namespace:
+    """The command line every contender understands; `variants` and `threads` only where there is such a choice."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="W1")
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds in each timed repeat")
+    parser.add_argument("--repeats", type=int, default=repeats)
+    if variants:
+        parser.add_argument("--variant", choices=("best", *variants), default="best")
+    if threads is not None:
+        parser.add_argument("--threads", type=int, default=threads)
+    return parser.parse_args()
+
+
+def timed(run_rounds: Callable[[], object], rounds: int, repeats: int) -> list[float]:
+    """Seconds per round of each repeat, after one repeat that is not counted (compilation, caches, allocators)."""
+    run_rounds()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run_rounds()
+        seconds.append((time.perf_counter() - start) / rounds)
+    return seconds
+
+
+def report(
+    opponent: str, workload: str, rounds: int, seconds: Sequence[float], final_loss: float, versions: dict, **more
+) -> None:
+    """The one line that a contender prints."""
+    line = {
+        "opponent": opponent,
+        "workload": workload,
+        "seconds_per_round": statistics.median(seconds),
+        "seconds_per_round_all": list(seconds),
+        "rounds": rounds,
+        "final_loss": final_loss,
+        "versions": versions,
+        **more,
+    }
+    print(json.dumps(line), flush=True)

@@ -1,0 +1,35 @@
+"""Federated optimization with local updates: methods, problems, a compiled engine, reports."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sojourn import algorithms, problems
+    from sojourn.core.errors import SojournError
+    from sojourn.core.facts import Facts
+    from sojourn.driver import run
+    from sojourn.federation import Federation
+    from sojourn.history import History, load_history
+    from sojourn.problems import federation, population
+    from sojourn.report import render
+    from sojourn.sweeping import sweep
+
+__all__ = [
+    "Facts", "Federation", "History", "SojournError", "algorithms", "federation", "load_history", "population",
+    "problems", "render", "run", "sweep",
+]  # fmt: skip
+
+_HOMES = {
+    "Facts": "core.facts", "Federation": "federation", "History": "history", "SojournError": "core.errors",
+    "federation": "problems", "load_history": "history", "population": "problems", "render": "report",
+    "run": "driver", "sweep": "sweeping",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Names are fetched when first used: `sojourn --help` should not wait for JAX."""
+    if name in ("algorithms", "problems"):
+        return importlib.import_module(f"sojourn.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"sojourn.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'sojourn' has no attribute {name!r}")

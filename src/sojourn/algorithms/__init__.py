@@ -1,0 +1,60 @@
+"""The methods, by name. To add one: a file with the class, one line here, one test file."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sojourn.algorithms.ac_sa import ACSA, LocalACSA
+from sojourn.algorithms.base import Algorithm
+from sojourn.algorithms.fedac import FedAc
+from sojourn.algorithms.fedavg import FedAvg
+from sojourn.algorithms.fedopt import FedOpt
+from sojourn.algorithms.fedprox import FedProx
+from sojourn.algorithms.local_sgd import LocalSGD
+from sojourn.algorithms.minibatch_sgd import MinibatchSGD
+from sojourn.algorithms.regularized_local_sgd import RegularizedLocalSGD
+from sojourn.algorithms.scaffold import Scaffold
+from sojourn.algorithms.single_machine_sgd import SingleMachineSGD
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A name for a class, with the options that the name settles."""
+
+    cls: type[Algorithm]
+    settled: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    summary: str = ""
+    max_rounds: int | None = None
+
+    def describe(self) -> str:
+        return self.summary or (self.cls.__doc__ or "").split("\n")[0]
+
+
+ALGORITHMS: dict[str, Method] = {
+    "local-sgd": Method(LocalSGD),
+    "fedavg": Method(FedAvg),
+    "minibatch-sgd": Method(MinibatchSGD),
+    "single-machine-sgd": Method(SingleMachineSGD),
+    "one-shot-averaging": Method(
+        LocalSGD, {"outer_step_size": 1.0}, "Local SGD that communicates once (one round).", max_rounds=1
+    ),
+    "synchronous-sgd": Method(
+        LocalSGD, {"num_local_steps": 1, "outer_step_size": 1.0}, "One step per round: dense synchronous SGD."
+    ),
+    "ac-sa": Method(ACSA),
+    "fedac": Method(FedAc),
+    "local-ac-sa": Method(LocalACSA),
+    "regularized-local-sgd": Method(RegularizedLocalSGD),
+    "fedprox": Method(FedProx),
+    "scaffold": Method(Scaffold),
+    "fedopt": Method(FedOpt),
+    "fedavgm": Method(FedOpt, {"optimizer": "sgd"}, "FedOpt with server momentum."),
+    "fedadam": Method(FedOpt, {"optimizer": "adam"}, "FedOpt with Adam at the server."),
+    "fedyogi": Method(FedOpt, {"optimizer": "yogi"}, "FedOpt with Yogi at the server."),
+    "fedadagrad": Method(FedOpt, {"optimizer": "adagrad"}, "FedOpt with Adagrad at the server."),
+}
+
+__all__ = [
+    "ACSA", "ALGORITHMS", "Algorithm", "FedAc", "FedAvg", "FedOpt", "FedProx", "LocalACSA", "LocalSGD", "Method",
+    "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SingleMachineSGD",
+]  # fmt: skip

@@ -1,0 +1,117 @@
+"""The contract of an algorithm: server state, client memory, and the exchanges of a round.
+
+An exchange is one trip of messages: the server *broadcasts* a `Down`, each member does *local* work with its oracle and
+answers an `Up`, the server *aggregates* the answers. `Down` and `Up` are the wire: nothing else crosses, and their
+sizes are what is counted. An algorithm sees oracles, never data, and does not know which engine runs it.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+
+from sojourn.core.options import options_of
+from sojourn.core.oracle import Oracle
+from sojourn.core.vec import Vec
+
+Info = dict[str, jax.Array]  # numbers for the reader, averaged over those taking part
+
+
+class Who(enum.Enum):
+    """Who takes part in an exchange."""
+
+    ALL = "all"
+    COHORT = "cohort"  # the round's cohort: one draw per round, shared by all its COHORT exchanges
+    ONE = "one"  # one client, drawn uniformly
+    FIRST = "first"  # always client 0: methods that work on one machine
+
+
+class Known(eqx.Module):
+    """A part of a message that need not travel, because the receiver holds it already; it is not counted.
+
+    Only true where the same clients take part every round, so an engine refuses it in a sampled cohort.
+    """
+
+    content: Any
+
+
+class Context(eqx.Module):
+    """What the server knows when answers arrive."""
+
+    round: jax.Array  # rounds finished before this one
+    num_clients: int = eqx.field(static=True)
+    num_answers: jax.Array | int = 1
+    staleness: jax.Array | int = 0  # server updates since the answer's model was sent; 0 in synchronous rounds
+    weights: jax.Array | None = None  # of the stacked answers, summing to one; only with reduce="stack"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One trip of messages. `purpose` names its randomness: exchanges that should draw alike share it."""
+
+    broadcast: Callable[[Any], Any]  # server -> Down
+    local: Callable[[Any, Any, Oracle, jax.Array], tuple[Any, Any, Info]]  # Down, memory, oracle, key
+    aggregate: Callable[[Any, Any, Context], Any]  # server, Up, context -> server
+    who: Who = Who.COHORT
+    purpose: str = "local"
+    reduce: str = "mean"  # "mean": aggregate gets the weighted mean of the answers; "stack": all of them
+
+
+class Algorithm(eqx.Module):
+    """A method: a frozen set of numbers with a few pure functions.
+
+    Methods with one exchange define `broadcast`, `local` and `aggregate`. Others override `exchanges`; `opening`
+    replaces it in the very first round, `closing` is run once after the last.
+    """
+
+    weighting: ClassVar[str] = "objective"  # "objective": the federation's weights; "size": by number of samples
+    who: ClassVar[Who] = Who.COHORT
+    reduce: ClassVar[str] = "mean"
+
+    def __check_init__(self) -> None:
+        for name, (option, _) in options_of(type(self)).items():
+            option.check(name, getattr(self, name))
+
+    def init_server(self, x0: Vec) -> Any:
+        raise NotImplementedError
+
+    def init_client(self, x0: Vec) -> Any:
+        """What a client keeps between its visits; () for nothing."""
+        return ()
+
+    def broadcast(self, server: Any) -> Any:
+        """What the server sends; by default its model."""
+        return self.model(server)
+
+    def local(self, down: Any, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Any, Any, Info]:
+        raise NotImplementedError
+
+    def aggregate(self, server: Any, up: Any, context: Context) -> Any:
+        raise NotImplementedError
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return (Exchange(self.broadcast, self.local, self.aggregate, self.who, reduce=self.reduce),)
+
+    def opening(self) -> tuple[Exchange, ...]:
+        """The first round's exchanges, where they differ in shape from the others; () when they do not."""
+        return ()
+
+    def closing(self) -> tuple[Exchange, ...]:
+        return ()
+
+    def model(self, server: Any) -> Vec:
+        """The server's current model."""
+        return server.x
+
+    def answer(self, server: Any) -> Vec:
+        """What the method returns, after the closing exchanges; by default its model."""
+        return self.model(server)
+
+
+class ModelState(eqx.Module):
+    """The state of a server that keeps nothing but its model."""
+
+    x: Vec

@@ -1,0 +1,200 @@
+"""The command line. It prints, asks and exits; all work is done by `sojourn.experiment` and `sojourn.report`."""
+
+import enum
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from sojourn.history import History
+
+OK, WRONG, DIVERGED, STOPPED = 0, 2, 3, 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Federated optimization with local updates.\n\n"
+    "Start with `sojourn run digits`, a comparison of four methods on real data; `sojourn list` shows what a config "
+    "can name.\n\nExit codes: 0 done, 2 a mistake in what was asked, 3 a run diverged, 130 stopped by a signal.",
+)
+
+Out = Annotated[Path | None, typer.Option(help="Directory of the run. Default: runs/NAME.", show_default=False)]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="TABLE.KEY=VALUE", help="Change the config, e.g. --set run.rounds=50. May be repeated."
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the directory, or start it.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an earlier run in the directory.")]
+File = Annotated[str, typer.Argument(metavar="FILE.toml", help="A config, or the name of a recipe.")]
+
+
+class FigureFormat(enum.StrEnum):
+    PNG = "png"
+    SVG = "svg"
+
+
+@app.command("run")
+def run_command(
+    file: File, out: Out = None, set_: Changes = None, resume: Resume = False, force: Force = False
+) -> None:
+    """Run the methods of a config, and write their histories and a report.
+
+    Examples: `sojourn run digits`, `sojourn run my.toml --out runs/a --set run.seed=1`, `sojourn run my.toml --resume`.
+    """
+    from sojourn.config import load_config
+    from sojourn.experiment import run_config
+
+    path = _config_file(file)
+    config = load_config(path, set_ or [])
+    place = _place(path, out, resume, force)
+    _show(run_config(config, place, resume=resume), place, path.stem)
+
+
+@app.command()
+def sweep(
+    file: File,
+    axes: Annotated[list[str], typer.Argument(metavar="TABLE.KEY=VALUES", help="e.g. run.seed=0:20 or x.y=0.1,1")],
+    out: Out = None,
+    set_: Changes = None,
+    resume: Resume = False,
+    force: Force = False,
+) -> None:
+    """Run a config for every combination of values; step sizes and seeds run together as one program.
+
+    Example: `sojourn sweep my.toml algorithm.step_size=0.01,0.1,1 run.seed=0:20`
+    """
+    from sojourn.config import read_tables, with_changes
+    from sojourn.experiment import sweep_config
+
+    path = _config_file(file)
+    tables = with_changes(read_tables(path), set_ or [])
+    place = _place(path, out, resume, force, suffix="-sweep")
+    _show(sweep_config(tables, axes, place, resume=resume), place, f"{path.stem} sweep")
+
+
+@app.command()
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Directories of runs or sweeps.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write report.html. Default: the first DIR.")] = None,
+    figures: Annotated[list[FigureFormat] | None, typer.Option(help="Also write the figures. May be repeated.")] = None,
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "sojourn report",
+) -> None:
+    """Compare runs on one page: curves, tables, configs.
+
+    Example: `sojourn report runs/a runs/b --out compared --figures svg`
+    """
+    from sojourn.experiment import find_runs
+    from sojourn.report import render
+
+    histories = [history for directory in directories for history in find_runs(directory)]
+    page = render(histories, out or directories[0], title=title, figures=[form.value for form in figures or []])
+    Console().print(f"report: {page}")
+
+
+@app.command()
+def check(file: File, set_: Changes = None) -> None:
+    """Validate a config without running it."""
+    from sojourn.config import load_config
+
+    config = load_config(_config_file(file), set_ or [])
+    labels = ", ".join(part.label for part in config.algorithms)
+    Console().print(f"{file} is valid: {config.problem.name}, {labels}, {config.run.rounds} rounds.")
+
+
+Room = Literal["algorithms", "problems", "partitions", "models", "datasets", "engines", "recipes"]
+
+
+@app.command("list")
+def list_command(
+    room: Annotated[Room | None, typer.Argument(help="What to list; everything if left out.")] = None,
+) -> None:
+    """List what a config can name, with options and defaults."""
+    from sojourn.catalogue import ROOMS, entries
+
+    console = Console()
+    for name in [room] if room else ROOMS:
+        table = Table(title=name, title_justify="left", show_edge=False, pad_edge=False)
+        table.add_column("name", style="bold", no_wrap=True)
+        table.add_column("what it is")
+        table.add_column("options (default)", style="dim")
+        for entry in entries(name):
+            table.add_row(entry.name, entry.summary, ", ".join(entry.options))
+        console.print(table)
+        console.print()
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(f"sojourn {importlib.metadata.version('sojourn')}")
+        raise typer.Exit
+
+
+def _config_file(name: str) -> Path:
+    """A path, or a recipe's name."""
+    from sojourn.catalogue import recipe_files
+
+    path = Path(name)
+    if path.suffix != ".toml" and not path.exists():
+        from sojourn.core.errors import unknown_name
+
+        recipes = recipe_files()
+        if name not in recipes:
+            raise unknown_name("file or recipe", name, recipes)
+        return recipes[name]
+    return path
+
+
+def _place(path: Path, out: Path | None, resume: bool, force: bool, suffix: str = "") -> Path:
+    from sojourn.core.errors import SojournError
+    from sojourn.experiment import discard
+
+    place = out or Path("runs") / f"{path.stem}{suffix}"
+    if resume and force:
+        raise SojournError("--resume goes on with a run and --force replaces it; give one of them.")
+    if force:
+        discard(place)
+    return place
+
+
+def _show(histories: "list[History]", place: Path, title: str) -> None:
+    """The table of results, the report, and the exit code that is true."""
+    from sojourn.report import render, rich_table
+
+    console = Console()
+    console.print(rich_table(histories))
+    page = render(histories, place, title=title)
+    console.print(f"report: {page}")
+    statuses = {history.status for history in histories}
+    if "stopped" in statuses:
+        console.print("stopped; go on with --resume")
+        raise typer.Exit(STOPPED)
+    if "diverged" in statuses:
+        names = ", ".join(h.label for h in histories if h.status == "diverged")
+        console.print(f"diverged: {names}; the histories up to there are kept. A smaller step size may help.")
+        raise typer.Exit(DIVERGED)
+
+
+def main() -> None:
+    """Errors a user can mend become one sentence and exit code 2."""
+    from sojourn.core.errors import SojournError
+
+    try:
+        app()
+    except SojournError as error:
+        print(f"sojourn: {error}", file=sys.stderr)
+        sys.exit(WRONG)
+    except KeyboardInterrupt:
+        print("sojourn: stopped", file=sys.stderr)
+        sys.exit(STOPPED)
+    except BrokenPipeError:
+        sys.exit(WRONG)

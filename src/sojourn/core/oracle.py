@@ -1,0 +1,187 @@
+"""What an algorithm may ask of a client: draw a sample, then gradients and values at it. Every question is counted.
+
+The thesis writes g_m(x; z): the gradient of client m at x on a sample z. So does this interface: `z = oracle.draw(key)`
+and `oracle.grad(x, z)`; the same z at two points is the two-point oracle of the variance-reduced methods.
+"""
+
+import abc
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from sojourn.core.keys import step_keys
+from sojourn.core.vec import Vec, size
+
+KINDS = ("grad", "value", "full_grad", "full_value", "samples", "steps")
+
+# Draws of all steps are made at once while they hold fewer numbers than this, else one step at a time.
+_DRAW_TOGETHER = 1 << 18
+
+
+class Objective(eqx.Module):
+    """The clients' functions. Holds the data; an algorithm never sees it. `view` is one client, made by `open`."""
+
+    @abc.abstractmethod
+    def draw(self, view: Any, key: jax.Array, batch_size: int) -> Any:
+        """A fresh sample z of `batch_size` independent points of the client."""
+
+    @abc.abstractmethod
+    def value(self, x: Any, view: Any, z: Any) -> jax.Array:
+        """The client's loss at the parameters x (a plain tree) on the sample z."""
+
+    @abc.abstractmethod
+    def full_value(self, x: Any, view: Any) -> jax.Array:
+        """The client's exact loss."""
+
+    @abc.abstractmethod
+    def metrics(self, x: Any, weights: jax.Array | None) -> dict[str, jax.Array]:
+        """Numbers for the reader: at least `loss`, the objective over all clients with these weights (None: equal)."""
+
+    def open(self, client: jax.Array) -> Any:
+        """One client's view, made once per visit: an index, an offset, or its data generated from a key."""
+        return client
+
+    def pool(self, zs: Any) -> Any:
+        """One sample out of several stacked ones: its gradient is the mean of theirs."""
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), zs)
+
+    def grad(self, x: Any, view: Any, z: Any) -> Any:
+        return jax.grad(self.value)(x, view, z)
+
+    def full_grad(self, x: Any, view: Any) -> Any:
+        return jax.grad(self.full_value)(x, view)
+
+    def num_samples(self, view: Any) -> jax.Array | int:
+        """How many points an exact answer looks at; 1 where the client is a formula."""
+        return 1
+
+
+class Ledger:
+    """Counts the calls while a client's work is traced. Loops push a page, and multiply it by their length."""
+
+    def __init__(self) -> None:
+        self._pages: list[Counter[str]] = [Counter()]
+
+    def add(self, kind: str, number: Any = 1) -> None:
+        self._pages[-1][kind] += number
+
+    def open_page(self) -> None:
+        self._pages.append(Counter())
+
+    def close_page(self) -> Counter[str]:
+        return self._pages.pop()
+
+    def add_page(self, page: Counter[str], times: Any) -> None:
+        for kind, number in page.items():
+            self.add(kind, number * times)
+
+    def totals(self) -> jax.Array:
+        """The counts in the order of KINDS."""
+        return jnp.stack([jnp.asarray(self._pages[0][kind], jnp.int32) for kind in KINDS])
+
+
+class Sample(eqx.Module):
+    """A drawn sample z and how many batches it pools."""
+
+    content: Any
+    num_batches: int = eqx.field(static=True)
+
+
+class Oracle:
+    """One client during one visit."""
+
+    def __init__(self, objective: Objective, client: jax.Array, batch_size: int | None) -> None:
+        self._objective = objective
+        self._view = objective.open(client)
+        self._batch_size = batch_size
+        self.ledger = Ledger()
+
+    def draw(self, key: jax.Array, num_batches: int = 1) -> Any:
+        """A sample z; with several batches, the sample that pools those of steps 0, 1, … of a walk with this key."""
+        if self._batch_size is None:
+            return None
+        zs = self._draw_steps(key, num_batches)
+        return Sample(self._objective.pool(zs), num_batches)
+
+    def grad(self, x: Vec, z: Any) -> Vec:
+        """The gradient at x on the sample z; the exact one when the federation has no batch size (z is None)."""
+        if z is None:
+            return self.full_grad(x)
+        self._count("grad", z.num_batches)
+        return Vec(self._objective.grad(x.tree, self._view, z.content))
+
+    def value(self, x: Vec, z: Any) -> jax.Array:
+        if z is None:
+            return self.full_value(x)
+        self._count("value", z.num_batches)
+        return self._objective.value(x.tree, self._view, z.content)
+
+    def full_grad(self, x: Vec) -> Vec:
+        """The client's exact gradient."""
+        self._count_full("full_grad")
+        return Vec(self._objective.full_grad(x.tree, self._view))
+
+    def full_value(self, x: Vec) -> jax.Array:
+        self._count_full("full_value")
+        return self._objective.full_value(x.tree, self._view)
+
+    def walk(
+        self, step: Callable[[Any, Any, jax.Array], Any], start: Any, num_steps: int | jax.Array, key: jax.Array
+    ) -> Any:
+        """Applies `state = step(state, z, k)` for k = 0, 1, … with a fresh sample z each time; returns the last state.
+
+        Use it for every local loop: it is how calls inside the loop are counted. `num_steps` may be traced (clients
+        that do different amounts of work).
+        """
+        pages: list[Counter[str]] = []
+
+        def counted(state: Any, z: Any, k: jax.Array) -> Any:
+            self.ledger.open_page()
+            try:
+                self.ledger.add("steps")
+                return step(state, z, k)
+            finally:
+                pages.append(self.ledger.close_page())  # a body may be traced twice: the last page counts
+
+        if isinstance(num_steps, int) and self._draws_fit(key, num_steps):
+            zs = None if self._batch_size is None else self._draw_steps(key, num_steps)
+            ks = jnp.arange(num_steps, dtype=jnp.int32)
+            end, _ = jax.lax.scan(lambda s, zk: (counted(s, _one_batch(zk[0]), zk[1]), None), start, (zs, ks))
+        else:
+            end = jax.lax.fori_loop(0, num_steps, lambda k, s: counted(s, self._draw_at(key, k), k), start)
+        self.ledger.add_page(pages[-1], num_steps)
+        return end
+
+    def _draw_at(self, key: jax.Array, k: jax.Array) -> Any:
+        if self._batch_size is None:
+            return None
+        step_key = jax.random.fold_in(key, jnp.asarray(k, jnp.uint32))
+        return _one_batch(self._draw_one(step_key))
+
+    def _draw_steps(self, key: jax.Array, num_steps: int) -> Any:
+        return jax.vmap(self._draw_one)(step_keys(key, num_steps))
+
+    def _draw_one(self, key: jax.Array) -> Any:
+        assert self._batch_size is not None
+        return self._objective.draw(self._view, key, self._batch_size)
+
+    def _draws_fit(self, key: jax.Array, num_steps: int) -> bool:
+        if self._batch_size is None:
+            return True
+        return num_steps * size(jax.eval_shape(self._draw_one, key)) <= _DRAW_TOGETHER
+
+    def _count(self, kind: str, num_batches: int) -> None:
+        self.ledger.add(kind, num_batches)
+        self.ledger.add("samples", num_batches * (self._batch_size or 0))
+
+    def _count_full(self, kind: str) -> None:
+        self.ledger.add(kind)
+        self.ledger.add("samples", self._objective.num_samples(self._view))
+
+
+def _one_batch(content: Any) -> Sample | None:
+    return None if content is None else Sample(content, 1)

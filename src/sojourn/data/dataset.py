@@ -1,0 +1,74 @@
+"""A labelled data set in memory, checked once when it is built so that nothing later has to."""
+
+import dataclasses
+
+import numpy as np
+
+from sojourn.core.errors import SojournError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+    """Features and class labels, split into training and test samples.
+
+    Features are stored as float32 with any shape per sample, labels as int32 in 0 .. num_classes - 1.
+    """
+
+    name: str
+    x_train: np.ndarray  # (n, ...)
+    y_train: np.ndarray  # (n,)
+    x_test: np.ndarray  # (n_test, ...)
+    y_test: np.ndarray  # (n_test,)
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 1:
+            raise SojournError(f"data set {self.name!r}: num_classes = {self.num_classes} must be at least 1.")
+        for part in ("train", "test"):
+            x = _features(self.name, part, getattr(self, f"x_{part}"))
+            y = _labels(self.name, part, getattr(self, f"y_{part}"), self.num_classes)
+            _check_lengths(self.name, part, x, y)
+            object.__setattr__(self, f"x_{part}", x)  # the class is frozen; this is its constructor
+            object.__setattr__(self, f"y_{part}", y)
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            shapes = f"{self.x_train.shape[1:]} and {self.x_test.shape[1:]}"
+            raise SojournError(
+                f"data set {self.name!r}: training and test samples have shapes {shapes}; make them equal."
+            )
+        if len(self.y_train) == 0:
+            raise SojournError(f"data set {self.name!r} has no training samples; at least one is needed.")
+
+
+def _features(name: str, part: str, x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf and is refused below
+        x = np.asarray(x, dtype=np.float32)
+    if x.ndim < 2:
+        raise SojournError(f"data set {name!r}: x_{part} has shape {x.shape}; expected (samples, features ...).")
+    bad = int(np.size(x) - np.count_nonzero(np.isfinite(x)))
+    if bad:
+        raise SojournError(
+            f"data set {name!r}: x_{part} holds {bad} values that are not finite; remove or fill them in."
+        )
+    return x
+
+
+def _labels(name: str, part: str, y: np.ndarray, num_classes: int) -> np.ndarray:
+    y = np.asarray(y)
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise SojournError(
+            f"data set {name!r}: y_{part} has shape {y.shape} and type {y.dtype}; expected one integer per sample."
+        )
+    outside = y[(y < 0) | (y >= num_classes)]
+    if outside.size:
+        raise SojournError(
+            f"data set {name!r}: y_{part} holds the label {outside[0]}; expected 0 to {num_classes - 1}, "
+            "so renumber the labels or raise num_classes."
+        )
+    return y.astype(np.int32)
+
+
+def _check_lengths(name: str, part: str, x: np.ndarray, y: np.ndarray) -> None:
+    if len(x) != len(y):
+        raise SojournError(
+            f"data set {name!r}: x_{part} has {len(x)} samples but y_{part} has {len(y)} labels; give one label each."
+        )

@@ -1,0 +1,338 @@
+"""Running: `run` takes one algorithm through its rounds, `sweep` takes many settings through them at once.
+
+Both are the same loop over chunks: play, record, save, show. Between chunks a run can be stopped, resumed or killed;
+what it computes does not depend on where the chunks end.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from sojourn.algorithms.base import Algorithm
+from sojourn.core.compilation import use_compilation_cache
+from sojourn.core.errors import SojournError, unknown_name
+from sojourn.core.keys import root_key
+from sojourn.core.options import options_of
+from sojourn.diagnostics.probes import check_probes
+from sojourn.engine import ENGINES, Engine
+from sojourn.engine.accounting import Wire, has_known, message_shapes, one_memory, wire_of
+from sojourn.engine.checkpoint import fingerprint, load_state, save_state
+from sojourn.engine.compiled import final_answer
+from sojourn.engine.participation import cohort_size
+from sojourn.engine.rounds import Course, Plan, RunState, divergence_limit, fixed_members, start
+from sojourn.federation import Federation
+from sojourn.history import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    TABLE_FILE,
+    History,
+    environment,
+    first_rows,
+    table_of,
+    until_divergence,
+)
+from sojourn.progress import Display
+
+_CHUNK_SECONDS = 0.5  # how long a chunk should take: often enough to show, save and stop, rarely enough to cost nothing
+_SAVE_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is run: an algorithm, or a stack of them with `many`, on a federation."""
+
+    federation: Federation
+    algorithm: Algorithm
+    rounds: int
+    engine: Engine
+    plan: Plan
+    eval_every: int
+
+    def course(self, num_rounds: int) -> Course:
+        whole = lambda number: jnp.asarray(number, jnp.int32)  # noqa: E731
+        limit = divergence_limit(self.federation.x0)
+        return Course(whole(num_rounds), whole(self.rounds), whole(self.eval_every), limit)
+
+
+def make_job(
+    federation: Federation, algorithm: Algorithm, rounds: int, *,
+    engine: str | Engine, participation: int | float | None, eval_every: int | None, record: Sequence[str],
+    many: bool = False,
+) -> Job:  # fmt: skip
+    """A job, checked before anything runs."""
+    use_compilation_cache()
+    machine = _engine(engine)
+    if rounds < 1:
+        raise SojournError(f"rounds = {rounds} is out of range; give at least 1.")
+    if eval_every is not None and eval_every < 1:
+        raise SojournError(f"eval_every = {eval_every} is out of range; give at least 1.")
+    check_probes(tuple(record))
+    cohort = cohort_size(participation, federation.num_clients)
+    plan = Plan(cohort, machine.width(federation, cohort), tuple(record), many)
+    return Job(federation, algorithm, rounds, machine, plan, eval_every or max(1, rounds // 100))
+
+
+def _engine(engine: str | Engine) -> Engine:
+    if not isinstance(engine, str):
+        return engine
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    made: Engine = ENGINES[engine]()
+    return made
+
+
+def run(
+    federation: Federation,
+    algorithm: Algorithm,
+    rounds: int,
+    *,
+    seed: int = 0,
+    engine: str | Engine = "compiled",
+    participation: int | float | None = None,
+    eval_every: int | None = None,
+    record: Sequence[str] = (),
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    label: str = "",
+    config: dict[str, Any] | None = None,
+    progress: bool | None = None,
+) -> History:
+    """Runs an algorithm on a federation and returns its history.
+
+    participation: clients per round, as a number (int) or a share (float); None for all.
+    eval_every: rounds between evaluations; by default a hundred over the run.
+    record: more numbers to evaluate, see `sojourn.diagnostics.probes`.
+    out: a directory to keep the run in; with `resume`, a run kept there goes on where it was.
+    progress: True or False to force the progress line on or off; by default only on a terminal.
+    Ctrl-C ends the run after the chunk in flight, with status "stopped".
+    """
+    job = make_job(
+        federation, algorithm, rounds,
+        engine=engine, participation=participation, eval_every=eval_every, record=record,
+    )  # fmt: skip
+    label = label or type(algorithm).__name__
+    state = start(algorithm, federation, root_key(seed))
+    about = {"label": label, "seed": int(seed), "algorithm": describe(algorithm)}
+    running = Running(job, state, about, config, None if out is None else Path(out), resume)
+    with Display(label, rounds, progress) as display, stop_on_signal() as stopped:
+        return running.to_the_end(display, stopped)
+
+
+def describe(algorithm: Algorithm) -> dict[str, Any]:
+    """The class and its options, for the manifest; arrays of a sweep as lists."""
+    values = {name: getattr(algorithm, name) for name in options_of(type(algorithm))}
+    plain = {name: np.asarray(v).tolist() if isinstance(v, jax.Array) else v for name, v in values.items()}
+    plain = {name: v if isinstance(v, (str, int, float, list, type(None))) else str(v) for name, v in plain.items()}
+    return {"class": type(algorithm).__name__, **plain}
+
+
+class Running:
+    """A run, or a sweep's block of settings, under way."""
+
+    def __init__(
+        self,
+        job: Job,
+        state: RunState,
+        about: dict[str, Any],
+        config: dict[str, Any] | None,
+        out: Path | None,
+        resume: bool,
+    ) -> None:
+        self.job, self.about, self.config, self.out = job, about, config, out
+        self.state, self.tables = state, list[pd.DataFrame]()
+        self.seconds = self.compile_seconds = 0.0
+        self.status = "running"
+        one = jax.tree.map(lambda leaf: leaf[0], job.algorithm) if job.plan.many else job.algorithm
+        self._wires = self._measure_wires(one)
+        self._identity = ""
+        if out is not None:
+            self._identity = fingerprint(job.algorithm, job.federation.clients, job.federation.x0, state.root, job.plan,
+                                         str(job.eval_every))  # fmt: skip
+            self._open_directory(out, resume)
+
+    def _measure_wires(self, algorithm: Algorithm) -> dict[str, list[Wire]]:
+        fed, cohort = self.job.federation, self.job.plan.cohort
+        server = jax.eval_shape(algorithm.init_server, fed.x0)
+        memory = one_memory(algorithm, fed.x0)
+        phases = {"opening": algorithm.opening(), "steady": algorithm.exchanges(), "closing": algorithm.closing()}
+        for exchange in (e for phase in phases.values() for e in phase):
+            messages = message_shapes(exchange, fed.clients, server, memory)
+            if has_known(messages) and not fixed_members(exchange, fed.num_clients, cohort):
+                raise SojournError(
+                    f"{type(algorithm).__name__} relies on what clients remember from the round before, so everyone "
+                    "must take part: leave participation out."
+                )
+        return {name: [wire_of(e, fed.clients, server, memory) for e in phase] for name, phase in phases.items()}
+
+    def _open_directory(self, out: Path, resume: bool) -> None:
+        if resume and (out / STATE_FILE).exists():  # killed before the first save: there is nothing to lose
+            saved = load_state(out / STATE_FILE, self.state, self._identity)
+            kept = _read_table(out / TABLE_FILE, int(saved.round))
+            self.state, self.tables = saved, [kept]
+            self.seconds = float(kept["seconds"].sum()) / max(1, self._num_settings() or 1)
+        elif not resume and ((out / MANIFEST_FILE).exists() or (out / STATE_FILE).exists()):
+            raise SojournError(f"{out} holds a run already; use --resume to go on with it, or another --out.")
+
+    def _num_settings(self) -> int | None:
+        return self.state.root.shape[0] if self.job.plan.many else None
+
+    def to_the_end(self, display: Display, stopped: threading.Event) -> History:
+        if not self.tables:
+            self._evaluate_start()
+        self._play(display, stopped)
+        return self._finish()
+
+    def _evaluate_start(self) -> None:
+        job, since = self.job, time.perf_counter()
+        metrics = job.engine.measure(job.algorithm, job.federation.clients, self.state, job.plan)
+        metrics = jax.tree.map(np.asarray, metrics)
+        self.compile_seconds += time.perf_counter() - since
+        settings = self._num_settings()
+        self.tables.append(first_rows(metrics, () if settings is None else (settings,)))
+
+    def _play(self, display: Display, stopped: threading.Event) -> None:
+        job = self.job
+        opening = bool(job.algorithm.opening()) and int(self.state.round) == 0
+        saved_at, pace, warm = time.monotonic(), 1, False
+        while (done := int(self.state.round)) < job.rounds and not stopped.is_set():
+            if not warm:
+                self._warm_up(opening)
+            left = job.rounds - done
+            length = 1 if opening else min(left, pace, job.engine.capacity(self._num_settings()))
+            seconds, diverged = self._chunk(length, opening)
+            pace = max(1, min(2 * pace if pace < 64 else left, int(length * _CHUNK_SECONDS / max(seconds, 1e-9))))
+            warm, opening = not opening, False
+            display.update(int(self.state.round), self._latest())
+            if diverged:
+                self.status = "diverged"
+                break
+            if self.out is not None and time.monotonic() - saved_at > _SAVE_SECONDS:
+                self._save()
+                saved_at = time.monotonic()
+
+    def _warm_up(self, opening: bool) -> None:
+        job, since = self.job, time.perf_counter()
+        plan = dataclasses.replace(job.plan, opening=opening)
+        self.state = job.engine.warm_up(job.algorithm, job.federation.clients, self.state, job.course(0), plan)
+        jax.block_until_ready(self.state)
+        self.compile_seconds += time.perf_counter() - since
+
+    def _chunk(self, length: int, opening: bool) -> tuple[float, bool]:
+        job, first = self.job, int(self.state.round) + 1
+        plan = dataclasses.replace(job.plan, opening=opening)
+        since = time.perf_counter()
+        self.state, rows, done = job.engine.advance(
+            job.algorithm, job.federation.clients, self.state, job.course(length), plan
+        )
+        played = int(done)
+        rows = jax.tree.map(lambda a: np.asarray(a)[:played], rows)
+        seconds = time.perf_counter() - since
+        wires = self._wires["opening" if opening else "steady"]
+        self.tables.append(table_of(rows, wires, first, seconds))
+        self.seconds += seconds
+        return seconds, bool(np.all(rows.row.diverged[-1])) if played else False
+
+    def _latest(self) -> dict[str, float]:
+        known = self.tables[-1].select_dtypes("number").ffill().iloc[-1]
+        return {name: float(value) for name, value in known.items() if np.isfinite(value)}
+
+    def _table(self) -> pd.DataFrame:
+        self.tables = [pd.concat(self.tables, ignore_index=True)]
+        return until_divergence(self.tables[0])
+
+    def _save(self) -> None:
+        """The table first: a kill in between leaves rows that the state does not know, and resuming drops them."""
+        assert self.out is not None
+        self._history(self._table()).save(self.out)
+        save_state(self.out / STATE_FILE, self.state, self._identity)
+
+    def _finish(self) -> History:
+        job, table = self.job, self._table()
+        finished = int(self.state.round) >= job.rounds
+        if self.status == "running":
+            self.status = "ok" if finished else "stopped"
+        if finished and self._wires["closing"]:
+            table = self._count_closing(table)
+            self.tables = [table]
+        history = self._history(table)
+        clients = job.federation.clients
+        answer = final_answer(job.algorithm, clients, self.state, plan=job.plan)
+        rebuild = job.federation.rebuild
+        history.params = rebuild(answer.tree)  # of a sweep: every leaf with a leading axis of settings
+        if self.out is not None:
+            history.save(self.out)
+            save_state(self.out / STATE_FILE, self.state, self._identity)
+        return history
+
+    def _count_closing(self, table: pd.DataFrame) -> pd.DataFrame:
+        """What the closing exchanges send belongs to the last round."""
+        last = table["round"] == self.job.rounds
+        for exchange, wire in zip(self.job.algorithm.closing(), self._wires["closing"], strict=True):
+            number = self.job.federation.num_clients if fixed_members(exchange, 0, 1) else self.job.plan.cohort
+            for name in dataclasses.asdict(wire):
+                table.loc[last, name] += number * getattr(wire, name)
+        return table
+
+    def _history(self, table: pd.DataFrame) -> History:
+        manifest = {
+            **self.about,
+            **environment(),
+            "status": self.status,
+            "rounds": int(self.state.round),
+            "rounds_asked": self.job.rounds,
+            "seconds": round(self.seconds, 4),
+            "compile_seconds": round(self.compile_seconds, 4),
+            "federation": self.job.federation.name,
+            "num_clients": self.job.federation.num_clients,
+            "cohort": self.job.plan.cohort,
+            "clients_side_by_side": self.job.plan.width,
+            "facts": self.job.federation.facts.known(),
+        }
+        return History(table, manifest, label=self.about["label"], config=self.config)
+
+
+def _read_table(path: Path, rounds: int) -> pd.DataFrame:
+    """The saved rows up to the saved state's round."""
+    try:
+        table = pd.read_parquet(path)
+    except Exception as error:
+        raise SojournError(
+            f"the table {path} cannot be read ({type(error).__name__}); it was left as it is: "
+            "restore it from a copy, or start again in another --out."
+        ) from error
+    table = table[table["round"] <= rounds].reset_index(drop=True)
+    if len(table) == 0 or int(table["round"].max()) != rounds:
+        raise SojournError(f"the table {path} ends before round {rounds} of the checkpoint; restore it from a copy.")
+    return table
+
+
+@contextlib.contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """Ctrl-C and termination end a run after the chunk in flight; a second Ctrl-C ends it at once."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,32 @@
+"""Engines run rounds. They know nothing of the method, only its contract."""
+
+from typing import Any, ClassVar, Protocol
+
+import jax
+
+from sojourn.algorithms.base import Algorithm
+from sojourn.engine.compiled import Compiled
+from sojourn.engine.reference import Reference
+from sojourn.engine.rounds import Course, Plan, Rows, RunState
+from sojourn.federation import Clients, Federation
+
+
+class Engine(Protocol):
+    """What a driver needs of an engine."""
+
+    sweeps: ClassVar[bool]
+
+    def width(self, federation: Federation, cohort: int) -> int: ...
+    def capacity(self, num_settings: int | None) -> int: ...
+    def advance(
+        self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan
+    ) -> tuple[RunState, Rows, jax.Array]: ...
+    def warm_up(
+        self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan
+    ) -> RunState: ...
+    def measure(self, algorithm: Algorithm, clients: Clients, state: RunState, plan: Plan) -> dict[str, jax.Array]: ...
+
+
+ENGINES: dict[str, Any] = {"compiled": Compiled, "reference": Reference}
+
+__all__ = ["ENGINES", "Compiled", "Engine", "Reference"]

@@ -1,0 +1,66 @@
+"""What crosses the wire: the sizes of the messages, read off their shapes, times the number of answers."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sojourn.algorithms.base import Algorithm, Exchange, Known
+from sojourn.federation import Clients
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """What one client receives and sends in one exchange."""
+
+    floats_down: int
+    floats_up: int
+    bytes_down: int
+    bytes_up: int
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(Wire))
+
+
+def travelling(message: Any) -> list[Any]:
+    """The leaves of a message that cross the wire: all but those the receiver is known to hold."""
+    return [
+        leaf
+        for leaf in jax.tree.leaves(message, is_leaf=lambda node: isinstance(node, Known))
+        if not isinstance(leaf, Known)
+    ]
+
+
+def has_known(message: Any) -> bool:
+    leaves = jax.tree.leaves(message, is_leaf=lambda node: isinstance(node, Known))
+    return any(isinstance(leaf, Known) for leaf in leaves)
+
+
+def _floats(message: Any) -> int:
+    return sum(int(np.prod(a.shape)) for a in travelling(message) if jnp.issubdtype(a.dtype, jnp.floating))
+
+
+def _bytes(message: Any) -> int:
+    return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in travelling(message))
+
+
+def message_shapes(exchange: Exchange, clients: Clients, server: Any, memory: Any) -> tuple[Any, Any]:
+    """The shapes of one client's Down and Up; nothing is computed. `memory` is one client's."""
+
+    def visit(server: Any, memory: Any, key: jax.Array) -> tuple[Any, Any]:
+        down = exchange.broadcast(server)
+        up, _, _ = exchange.local(down, memory, clients.oracle(jnp.zeros((), jnp.int32)), key)
+        return down, up
+
+    return jax.eval_shape(visit, server, memory, jax.random.key(0))
+
+
+def wire_of(exchange: Exchange, clients: Clients, server: Any, memory: Any) -> Wire:
+    down, up = message_shapes(exchange, clients, server, memory)
+    return Wire(_floats(down), _floats(up), _bytes(down), _bytes(up))
+
+
+def one_memory(algorithm: Algorithm, x0: Any) -> Any:
+    return jax.eval_shape(algorithm.init_client, x0)

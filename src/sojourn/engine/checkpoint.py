@@ -1,0 +1,94 @@
+"""Saving and loading a run's state: one file, written whole or not at all, and never mistaken for another run's."""
+
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sojourn.core.errors import SojournError
+
+_FORMAT = 1
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes beside the file, then renames over it: a reader, or a kill, sees the old file or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(beside)
+        with open(beside, "rb+") as stream:
+            os.fsync(stream.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        raise SojournError(f"cannot write {path}: {error.strerror or error}; choose another --out.") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def fingerprint(*parts: Any) -> str:
+    """A number that differs when any array or any static part of a run differs."""
+    total = 0
+    for part in parts:
+        leaves, structure = jax.tree.flatten(part)
+        total = zlib.crc32(_stable(structure).encode(), total)
+        for leaf in leaves:
+            array = np.asarray(_plain(leaf)) if not isinstance(leaf, str) else np.frombuffer(leaf.encode(), np.uint8)
+            total = zlib.crc32(f"{array.shape}{array.dtype}".encode(), total)
+            total = zlib.crc32(np.ascontiguousarray(array).tobytes(), total)
+    return f"{total:08x}"
+
+
+def _stable(structure: Any) -> str:
+    """The structure's text without memory addresses of functions, which change from process to process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(structure))
+
+
+def _plain(leaf: Any) -> Any:
+    """Keys as their numbers; everything else as it is."""
+    is_key = isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def save_state(path: Path, state: Any, identity: str) -> None:
+    leaves = [np.asarray(_plain(leaf)) for leaf in jax.tree.leaves(state)]
+    meta = json.dumps({"format": _FORMAT, "identity": identity, "leaves": len(leaves)})
+
+    def write(beside: Path) -> None:
+        with open(beside, "wb") as stream:
+            arrays: dict[str, Any] = {f"leaf{i}": leaf for i, leaf in enumerate(leaves)}
+            np.savez(stream, allow_pickle=False, meta=np.array(meta), **arrays)
+
+    write_atomically(path, write)
+
+
+def load_state(path: Path, template: Any, identity: str) -> Any:
+    """The saved state, shaped like `template`. Damage and other runs' files are told apart, and left as they are."""
+    leaves, structure = jax.tree.flatten(template)
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            meta = json.loads(str(saved["meta"]))
+            arrays = [saved[f"leaf{i}"] for i in range(meta["leaves"])]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, TypeError) as error:
+        raise SojournError(
+            f"the checkpoint {path} is damaged ({type(error).__name__}); it was left as it is: "
+            "restore it from a copy, or start again in another --out."
+        ) from error
+    if meta.get("format") != _FORMAT or meta.get("identity") != identity or len(arrays) != len(leaves):
+        raise SojournError(
+            f"the checkpoint {path} belongs to another run (other data, method or seed); it was left as it is: "
+            "resume with the configuration it was made with, or choose another --out."
+        )
+    return jax.tree.unflatten(structure, [_restore(a, leaf) for a, leaf in zip(arrays, leaves, strict=True)])
+
+
+def _restore(array: np.ndarray, leaf: jax.Array) -> jax.Array:
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl="threefry2x32")
+    return jax.numpy.asarray(array, leaf.dtype)

@@ -1,0 +1,118 @@
+"""The compiled engine: whole rounds, many of them, in one program; one program for all step sizes and seeds.
+
+A chunk is a loop whose length is an argument, so chunks of any length share one compilation and give the same bits.
+Rounds, clients and local steps never return to Python. Evaluation happens inside the loop, in rounds that ask for it.
+A sweep runs the same loop with every round vmapped over the settings.
+"""
+
+import dataclasses
+import functools
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from pydantic import Field
+
+from sojourn.algorithms.base import Algorithm
+from sojourn.core.vec import size
+from sojourn.engine.rounds import Course, Plan, Rows, RunState, answer, evaluate, play_round
+from sojourn.federation import Clients, Federation
+
+# Weights, gradients and new weights of the clients that work side by side should stay in a core's own cache.
+_SIDE_BY_SIDE_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """Whole rounds as one compiled program (the default)."""
+
+    placement: Annotated[
+        Literal["auto", "vmap", "scan"],
+        Field(description="vmap: a cohort side by side; scan: one client after another; auto: by the model's size"),
+    ] = "auto"
+
+    sweeps: ClassVar[bool] = True
+
+    def width(self, federation: Federation, cohort: int) -> int:
+        """How many clients work side by side: as many as keep their models in cache."""
+        if self.placement == "scan":
+            return 1
+        if self.placement == "vmap":
+            return cohort
+        each = 3 * 4 * max(1, size(federation.x0))
+        return max(1, min(cohort, _SIDE_BY_SIDE_BYTES // each))
+
+    def capacity(self, num_settings: int | None) -> int:
+        """How many rounds one chunk can report on."""
+        return 1024 if num_settings is None else max(8, 2 ** (14 - max(0, num_settings - 1).bit_length()))
+
+    def advance(
+        self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan
+    ) -> tuple[RunState, Rows, jax.Array]:
+        capacity = self.capacity(state.root.shape[0] if plan.many else None)
+        return _advance(algorithm, clients, state, course, plan=plan, capacity=capacity)
+
+    def warm_up(self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan) -> RunState:
+        """Compiles by playing no rounds at all, so that the first chunk's seconds are those of its work."""
+        nothing = dataclasses.replace(course, num_rounds=jnp.zeros((), jnp.int32))
+        return self.advance(algorithm, clients, state, nothing, plan)[0]
+
+    def measure(self, algorithm: Algorithm, clients: Clients, state: RunState, plan: Plan) -> dict[str, jax.Array]:
+        return _measure(algorithm, clients, state, plan=plan)
+
+
+def _per_setting(function: Any, plan: Plan) -> Any:
+    """The function as it is, or vmapped over the settings of a sweep: (algorithm, state) -> anything."""
+    if not plan.many:
+        return function
+    axes = RunState(server=0, memory=0, round=None, root=0)  # type: ignore[arg-type]
+    return jax.vmap(function, in_axes=(0, axes))
+
+
+def _metrics(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState) -> dict[str, jax.Array]:
+    return _per_setting(lambda a, s: evaluate(a, clients, plan, s), plan)(algorithm, state)
+
+
+@functools.partial(jax.jit, static_argnames=("plan", "capacity"), donate_argnames="state")
+def _advance(
+    algorithm: Algorithm, clients: Clients, state: RunState, course: Course, *, plan: Plan, capacity: int
+) -> tuple[RunState, Rows, jax.Array]:
+    """Plays up to `course.num_rounds` rounds, fewer if all have diverged; returns the state, the rows and how many."""
+
+    def one(algorithm: Algorithm, state: RunState) -> Any:
+        state, row = play_round(algorithm, clients, plan, state, course.limit)
+        return state.server, state.memory, row
+
+    def play(state: RunState) -> tuple[RunState, Rows]:
+        server, memory, row = _per_setting(one, plan)(algorithm, state)
+        state = RunState(server, memory, state.round + 1, state.root)
+        unseen = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), metric_shapes)
+        measured = jax.lax.cond(
+            course.evaluates(state.round), lambda s: _metrics(algorithm, clients, plan, s), lambda s: unseen, state
+        )
+        return state, Rows(row, measured)
+
+    def body(carry: Any) -> Any:
+        done, state, rows, _ = carry
+        state, new = play(state)
+        rows = jax.tree.map(lambda a, b: jax.lax.dynamic_update_index_in_dim(a, b, done, 0), rows, new)
+        return done + 1, state, rows, jnp.all(new.row.diverged)
+
+    metric_shapes = jax.eval_shape(lambda s: _metrics(algorithm, clients, plan, s), state)
+    row_shapes = jax.eval_shape(play, state)[1]
+    rows = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape), a.dtype), row_shapes)
+    going = lambda carry: (carry[0] < course.num_rounds) & ~carry[3]  # noqa: E731
+    first = (jnp.zeros((), jnp.int32), state, rows, jnp.zeros((), bool))
+    done, state, rows, _ = jax.lax.while_loop(going, body, first)
+    return state, rows, done
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _measure(algorithm: Algorithm, clients: Clients, state: RunState, *, plan: Plan) -> dict[str, jax.Array]:
+    return _metrics(algorithm, clients, plan, state)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def final_answer(algorithm: Algorithm, clients: Clients, state: RunState, *, plan: Plan) -> Any:
+    """What the method returns at this state."""
+    return _per_setting(lambda a, s: answer(a, clients, plan, s), plan)(algorithm, state)

@@ -1,0 +1,111 @@
+"""The reference engine: plain Python loops over rounds and clients, one client at a time.
+
+Slow and easy to believe; every other engine is tested against it. It shares with them what a message, a key and a
+weight are, not how rounds are put together.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sojourn.algorithms.base import Algorithm, Context
+from sojourn.core.errors import SojournError
+from sojourn.core.oracle import KINDS
+from sojourn.core.vec import norm
+from sojourn.engine.participation import members
+from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, evaluate, shares, visitor
+from sojourn.federation import Clients, Federation
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """Plain Python loops, one client at a time: slow, simple, the yardstick of the others."""
+
+    sweeps: ClassVar[bool] = False
+
+    def width(self, federation: Federation, cohort: int) -> int:
+        return 1
+
+    def capacity(self, num_settings: int | None) -> int:
+        return 64
+
+    def advance(
+        self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan
+    ) -> tuple[RunState, Rows, jax.Array]:
+        if plan.many:
+            raise SojournError('engine "reference" runs one setting at a time; use engine "compiled" for a sweep.')
+        rows: list[Rows] = []
+        while len(rows) < int(course.num_rounds):
+            state, row = _play(algorithm, clients, plan, state, course)
+            measured = _evaluate(algorithm, clients, state, plan=plan)
+            if not bool(course.evaluates(state.round)):
+                measured = {name: np.float64(np.nan) for name in measured}
+            rows.append(Rows(row, measured))
+            if bool(row.diverged):
+                break
+        return state, jax.tree.map(lambda *a: np.stack(a), *rows), jnp.asarray(len(rows))
+
+    def warm_up(self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan) -> RunState:
+        return state
+
+    def measure(self, algorithm: Algorithm, clients: Clients, state: RunState, plan: Plan) -> dict[str, jax.Array]:
+        return _evaluate(algorithm, clients, state, plan=plan)
+
+
+def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, course: Course) -> tuple[RunState, Row]:
+    server, memory = state.server, state.memory
+    round_key = jax.random.fold_in(state.root, state.round)
+    calls = np.zeros(len(KINDS), np.int64)
+    answers: list[int] = []
+    info: dict[str, Any] = {}
+    for number, exchange in enumerate(plan.exchanges(algorithm)):
+        ids = members(exchange.who, round_key, clients.num_clients, plan.cohort, exchange.purpose)
+        weights = shares(algorithm, exchange, clients, ids)
+        down = exchange.broadcast(server)
+        ups, news = [], []
+        for client in ids:
+            mine = jax.tree.map(lambda a: a[client], memory)  # noqa: B023
+            up, mine, told, used = _visit(algorithm, clients, down, client, mine, round_key, number=number, plan=plan)
+            memory = jax.tree.map(lambda a, new: a.at[client].set(new), memory, mine)  # noqa: B023
+            ups.append(up)
+            news.append(told)
+            calls += np.asarray(used)
+        up = jax.tree.map(lambda *a: jnp.stack(a), *ups)
+        if exchange.reduce == "mean":
+            up = jax.tree.map(functools.partial(_weighted_sum, weights), up)
+        stacked = weights if exchange.reduce == "stack" else None
+        context = Context(state.round, clients.num_clients, len(ids), weights=stacked)
+        server = exchange.aggregate(server, up, context)
+        answers.append(len(ids))
+        info |= jax.tree.map(lambda *a: sum(a) / len(a), *news)
+    diverged = ~(norm(algorithm.model(server)) <= course.limit)
+    row = Row(jnp.asarray(answers, jnp.int32), jnp.asarray(calls, jnp.int32), info, diverged)
+    return RunState(server, memory, state.round + 1, state.root), row
+
+
+def _weighted_sum(weights: jax.Array, stacked: jax.Array) -> jax.Array:
+    return jnp.asarray(sum(w.astype(stacked.dtype) * row for w, row in zip(weights, stacked, strict=True)))
+
+
+@functools.partial(jax.jit, static_argnames=("number", "plan"))
+def _visit(
+    algorithm: Algorithm,
+    clients: Clients,
+    down: Any,
+    client: jax.Array,
+    memory: Any,
+    round_key: jax.Array,
+    *,
+    number: int,
+    plan: Plan,
+) -> Any:
+    return visitor(plan.exchanges(algorithm)[number], clients, down, round_key)(client, memory)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _evaluate(algorithm: Algorithm, clients: Clients, state: RunState, *, plan: Plan) -> dict[str, jax.Array]:
+    return evaluate(algorithm, clients, plan, state)

@@ -1,0 +1,205 @@
+"""One round of any algorithm, as a pure function: broadcast, visit those taking part, reduce, aggregate.
+
+Engines differ in how they loop over rounds and clients; what a round *is* stands here once.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, Who
+from sojourn.core.keys import purpose_key
+from sojourn.core.oracle import KINDS
+from sojourn.core.vec import Vec, norm
+from sojourn.diagnostics.probes import PROBES
+from sojourn.engine.participation import members
+from sojourn.federation import Clients, Federation
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The static side of a run: it shapes the program."""
+
+    cohort: int
+    width: int  # clients that work side by side (vmap); groups of them follow one another (scan)
+    record: tuple[str, ...] = ()
+    many: bool = False  # a sweep: algorithms, states and rows have an axis of settings
+    opening: bool = False  # the first round of a method that opens differently
+
+    def exchanges(self, algorithm: Algorithm) -> tuple[Exchange, ...]:
+        return algorithm.opening() if self.opening else algorithm.exchanges()
+
+
+class RunState(eqx.Module):
+    """All that is needed to go on: saved as one tree. A state given to an engine is used up by it."""
+
+    server: Any
+    memory: Any  # (clients, ...) stacked, () when clients keep nothing
+    round: jax.Array  # rounds finished
+    root: jax.Array  # the run's root key
+
+
+class Row(eqx.Module):
+    """What one round leaves behind for the reader."""
+
+    answers: jax.Array  # (exchanges,)
+    calls: jax.Array  # (KINDS,)
+    info: Info
+    diverged: jax.Array
+
+
+class Rows(eqx.Module):
+    """A chunk's rows: Row and the metrics, with a leading axis of rounds (then one of settings, in a sweep)."""
+
+    row: Row
+    metrics: dict[str, jax.Array]  # NaN in rounds that were not evaluated
+
+
+class Course(eqx.Module):
+    """The numbers that steer a chunk; traced, so they never recompile."""
+
+    num_rounds: jax.Array  # to play now
+    last_round: jax.Array  # of the whole run: it is always evaluated
+    eval_every: jax.Array
+    limit: jax.Array  # beyond this norm the run has diverged
+
+    def evaluates(self, round: Any) -> Any:
+        return (round % self.eval_every == 0) | (round == self.last_round)
+
+
+def start(algorithm: Algorithm, federation: Federation, root: jax.Array) -> RunState:
+    """A fresh state. Every leaf is a copy with a strong type: it will be donated, and must not recompile chunk two."""
+    x0 = federation.x0
+    number = federation.num_clients
+    memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (number, *a.shape)), algorithm.init_client(x0))
+    state = RunState(algorithm.init_server(x0), memory, jnp.zeros((), jnp.int32), root)
+    return jax.tree.map(_fresh, state)
+
+
+def _fresh(leaf: jax.Array) -> jax.Array:
+    return jnp.copy(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.array(leaf, leaf.dtype, copy=True)
+
+
+def play_round(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, limit: Any) -> tuple[RunState, Row]:
+    """One round: every exchange in turn."""
+    server, memory, row = play_exchanges(algorithm, plan.exchanges(algorithm), clients, plan, state)
+    reach = norm(algorithm.model(server))
+    diverged = ~(reach <= limit)  # also when it is not a number
+    row = dataclasses.replace(row, diverged=diverged)
+    return RunState(server, memory, state.round + 1, state.root), row
+
+
+def play_exchanges(
+    algorithm: Algorithm, exchanges: tuple[Exchange, ...], clients: Clients, plan: Plan, state: RunState
+) -> tuple[Any, Any, Row]:
+    server, memory = state.server, state.memory
+    round_key = jax.random.fold_in(state.root, state.round)
+    calls = jnp.zeros(len(KINDS), jnp.int32)
+    answers: list[int] = []
+    info: Info = {}
+    for exchange in exchanges:
+        ids = members(exchange.who, round_key, clients.num_clients, plan.cohort, exchange.purpose)
+        weights = shares(algorithm, exchange, clients, ids)
+        visit = visitor(exchange, clients, exchange.broadcast(server), round_key)
+        up, memory, news, used = visit_all(visit, exchange, memory, ids, weights, plan.width)
+        context = Context(
+            round=state.round, num_clients=clients.num_clients, num_answers=len(ids),
+            weights=weights if exchange.reduce == "stack" else None,
+        )  # fmt: skip
+        server = exchange.aggregate(server, up, context)
+        calls, info = calls + used, {**info, **news}
+        answers.append(len(ids))
+    row = Row(jnp.asarray(answers, jnp.int32), calls, info, jnp.zeros((), bool))
+    return server, memory, row
+
+
+def shares(algorithm: Algorithm, exchange: Exchange, clients: Clients, ids: jax.Array) -> jax.Array:
+    """The weights of the answers, summing to one over those taking part."""
+    given = clients.sizes if algorithm.weighting == "size" else clients.weights
+    number = len(ids)
+    if given is None or number == 1:
+        return jnp.full(number, 1 / number, jnp.result_type(float))
+    taken = given[ids]
+    return taken / jnp.sum(taken)
+
+
+Visit = Callable[[jax.Array, Any], tuple[Any, Any, Info, jax.Array]]
+
+
+def visitor(exchange: Exchange, clients: Clients, down: Any, round_key: jax.Array) -> Visit:
+    """A client's whole work in an exchange: (its id, its memory) -> (Up, memory, info, calls)."""
+
+    def visit(client: jax.Array, memory: Any) -> tuple[Any, Any, Info, jax.Array]:
+        key = purpose_key(jax.random.fold_in(round_key, client), exchange.purpose)
+        oracle = clients.oracle(client)
+        up, memory, info = exchange.local(down, memory, oracle, key)
+        return up, memory, info, oracle.ledger.totals()
+
+    return visit
+
+
+def visit_all(
+    visit: Visit, exchange: Exchange, memory: Any, ids: jax.Array, weights: jax.Array, width: int
+) -> tuple[Any, Any, Info, jax.Array]:
+    """Visits everyone, `width` at a time, and reduces: (mean or stack of the Ups, memory, mean info, sum of calls)."""
+    number = len(ids)
+    width = divisor_at_most(number, width)
+    keep_stack = exchange.reduce == "stack"
+
+    def group(memory: Any, ids: jax.Array, weights: jax.Array) -> tuple[Any, Any, Info, jax.Array]:
+        mine = jax.tree.map(lambda a: a.at[ids].get(mode="promise_in_bounds"), memory)
+        ups, mine, info, calls = jax.vmap(visit)(ids, mine)
+        up = ups if keep_stack else jax.tree.map(lambda a: jnp.tensordot(weights.astype(a.dtype), a, axes=1), ups)
+        memory = jax.tree.map(lambda a, new: a.at[ids].set(new, unique_indices=True), memory, mine)
+        return up, memory, jax.tree.map(lambda a: jnp.sum(a, 0) / number, info), jnp.sum(calls, 0, dtype=jnp.int32)
+
+    if width == number:
+        return group(memory, ids, weights)
+
+    def fold(carry: Any, group_of: Any) -> Any:
+        memory, sums = carry
+        up, memory, info, calls = group(memory, *group_of)
+        kept, summed = (up, (info, calls)) if keep_stack else (None, (up, info, calls))
+        return (memory, jax.tree.map(jnp.add, sums, summed)), kept
+
+    groups = ids.reshape(-1, width), weights.reshape(-1, width)
+    shapes = jax.eval_shape(group, memory, groups[0][0], groups[1][0])
+    summed_shapes = (shapes[2], shapes[3]) if keep_stack else (shapes[0], shapes[2], shapes[3])
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), summed_shapes)
+    (memory, sums), kept = jax.lax.scan(fold, (memory, zeros), groups)
+    if keep_stack:
+        return jax.tree.map(lambda a: a.reshape(number, *a.shape[2:]), kept), memory, *sums
+    return sums[0], memory, sums[1], sums[2]
+
+
+def divisor_at_most(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`: groups without padding."""
+    return next(width for width in range(min(number, max(1, limit)), 0, -1) if number % width == 0)
+
+
+def evaluate(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState) -> dict[str, jax.Array]:
+    """Metrics of what the method would return if it stopped now."""
+    x = answer(algorithm, clients, plan, state)
+    found = clients.metrics(x) | {name: PROBES[name](clients, x) for name in plan.record}
+    return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in found.items()}
+
+
+def answer(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState) -> Vec:
+    """The method's answer at this state: its closing exchanges run on a copy, uncounted."""
+    closing = algorithm.closing()
+    server = play_exchanges(algorithm, closing, clients, plan, state)[0] if closing else state.server
+    return algorithm.answer(server)
+
+
+def divergence_limit(x0: Vec) -> jax.Array:
+    """A run has diverged when its model is farther from zero than this."""
+    return 1e6 * (1 + norm(x0))
+
+
+def fixed_members(exchange: Exchange, num_clients: int, cohort: int) -> bool:
+    """Whether the same clients take part every round, so that they may be known to hold things."""
+    return exchange.who in (Who.ALL, Who.FIRST) or (exchange.who is Who.COHORT and cohort == num_clients)

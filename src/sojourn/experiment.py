@@ -1,0 +1,235 @@
+"""From a config to histories on disk: build the federation, run or sweep its methods, keep all in a directory."""
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import pandas as pd
+
+from sojourn.config import Config, Part, build_algorithm, parse_value, set_value, to_toml, validate
+from sojourn.core.errors import SojournError
+from sojourn.core.keys import root_key
+from sojourn.data import DATASETS
+from sojourn.driver import run
+from sojourn.engine import ENGINES
+from sojourn.engine.checkpoint import write_atomically
+from sojourn.federation import Federation
+from sojourn.history import CONFIG_FILE, MANIFEST_FILE, History, load_history
+from sojourn.models import MODELS
+from sojourn.partition import PARTITIONS
+from sojourn.problems import PROBLEMS
+from sojourn.sweeping import Setting, sweep_settings
+
+
+def build_federation(config: Config) -> Federation:
+    """Data, partition, model and problem, put together."""
+    parts: list[Any] = []
+    if config.data is not None and config.partition is not None:
+        data = DATASETS[config.data.name](**config.data.options)
+        parts += [data, PARTITIONS[config.partition.name](data.y_train, **config.partition.options)]
+        if config.model is not None:
+            options = dict(config.model.options)
+            key = root_key(options.pop("seed"))
+            parts.append(MODELS[config.model.name](data.x_train.shape[1:], data.num_classes, key, **options))
+    return PROBLEMS[config.problem.name].build(*parts, **config.problem.options)
+
+
+@contextlib.contextmanager
+def precision(config: Config) -> Iterator[None]:
+    with jax.enable_x64(config.run.precision == "float64"):
+        yield
+
+
+def run_config(config: Config, out: Path, *, resume: bool = False, progress: bool | None = None) -> list[History]:
+    """Runs every method of a config; several methods get a folder each."""
+    _claim(out, config, resume)
+    histories = []
+    with precision(config):
+        federation = build_federation(config)
+        for part in config.algorithms:
+            place = out if len(config.algorithms) == 1 else out / part.label
+            tables = {**config.tables, "algorithm": _entry(config, part)}
+            _write_config(place, tables)
+            history = run(
+                federation, build_algorithm(part), config.run.rounds,
+                seed=config.run.seed, out=place, resume=resume, label=part.label, config=tables, progress=progress,
+                **_how(config),
+            )  # fmt: skip
+            histories.append(history)
+            if history.status == "stopped":
+                break
+    return histories
+
+
+def _how(config: Config) -> dict[str, Any]:
+    return {
+        "engine": ENGINES[config.engine.name](**config.engine.options),
+        "participation": config.run.participation,
+        "eval_every": config.run.eval_every,
+        "record": tuple(config.run.record),
+    }
+
+
+def _entry(config: Config, part: Part) -> dict[str, Any]:
+    entries = config.tables["algorithm"]
+    return next(e for e in (entries if isinstance(entries, list) else [entries]) if e["label"] == part.label)
+
+
+def _claim(out: Path, config: Config, resume: bool) -> None:
+    """The directory must be new, or hold the run that is to go on. Nothing is ever overwritten by accident."""
+    if out.exists() and not out.is_dir():
+        raise SojournError(f"{out} is a file; give a directory as --out.")
+    try:
+        holds_something = out.is_dir() and any(out.iterdir())
+    except OSError as error:
+        raise SojournError(f"cannot look into {out}: {error.strerror}.") from None
+    if not resume and holds_something:
+        raise SojournError(
+            f"{out} is not empty; use --resume to go on with its run, --force to replace it, or another --out."
+        )
+    _write_config(out, config.tables)
+
+
+def _write_config(out: Path, tables: Mapping[str, Any]) -> None:
+    write_atomically(out / CONFIG_FILE, lambda path: path.write_text(to_toml(tables), encoding="utf-8"))
+
+
+def discard(out: Path) -> None:
+    """Removes an earlier run, and only what looks like one."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not out.is_dir() or not (out / CONFIG_FILE).is_file():
+        raise SojournError(
+            f"{out} does not look like a run of sojourn, so --force leaves it alone; remove it yourself."
+        )
+    shutil.rmtree(out)
+
+
+def parse_axis(text: str) -> tuple[str, list[Any]]:
+    """An axis of a sweep: "algorithm.step_size=0.01,0.1,1", or whole numbers as a range, "run.seed=0:20"."""
+    key, sign, values = text.partition("=")
+    key = key.strip()
+    if not sign or len(key.split(".")) not in (2, 3) or not values.strip():
+        raise SojournError(f"the axis {text!r} is not of the form table.key=value,value,… or table.key=from:to.")
+    pieces = values.split(":")
+    if len(pieces) in (2, 3) and all(piece.strip().lstrip("-").isdigit() for piece in pieces):
+        found: list[Any] = list(range(*(int(piece) for piece in pieces)))
+    else:
+        parsed = parse_value(f"[{values}]")
+        found = parsed if isinstance(parsed, list) else [parse_value(piece) for piece in values.split(",")]
+    if not found:
+        raise SojournError(f"the axis {text!r} holds no values.")
+    if len({repr(value) for value in found}) != len(found):
+        raise SojournError(f"the axis {text!r} names a value twice.")
+    return key, found
+
+
+def sweep_config(
+    tables: dict[str, Any], axes: Sequence[str], out: Path, *, resume: bool = False, progress: bool | None = None
+) -> list[History]:
+    """Sweeps every method of a config over the axes; each combination is validated before anything runs."""
+    parsed = dict(parse_axis(axis) for axis in axes)
+    if len(parsed) != len(axes):
+        raise SojournError("an axis is given twice; write its values in one list.")
+    points = [dict(zip(parsed, values, strict=True)) for values in itertools.product(*parsed.values())]
+    configs = [_at(tables, point) for point in points]
+    _claim(out, validate(tables) if not points else configs[0], resume)
+    _write_config(out, {**configs[0].tables, "sweep": parsed})
+    labels = [part.label for part in configs[0].algorithms]
+    histories = []
+    for label in labels:
+        place = out if len(labels) == 1 else out / label
+        histories.append(_sweep_method(label, points, configs, place, resume, progress))
+        _write_config(place, {**configs[0].tables, "sweep": parsed})
+        if histories[-1].status == "stopped":
+            break
+    return histories
+
+
+def _at(tables: dict[str, Any], point: dict[str, Any]) -> Config:
+    moved = copy.deepcopy(tables)
+    for key, value in point.items():
+        set_value(moved, key, value)
+    return validate(moved)
+
+
+def _is_inner(key: str) -> bool:
+    """Whether an axis can vary inside one program's federation: a method's option or the seed."""
+    return key.startswith("algorithm.") or key == "run.seed"
+
+
+def _sweep_method(
+    label: str, points: list[dict[str, Any]], configs: list[Config], out: Path, resume: bool, progress: bool | None
+) -> History:
+    """One method over all points: points that share the federation and the rounds run together."""
+    groups: dict[str, list[int]] = {}
+    for number, point in enumerate(points):
+        groups.setdefault(repr({k: v for k, v in point.items() if not _is_inner(k)}), []).append(number)
+    parts = []
+    for number, members in enumerate(groups.values()):
+        config = configs[members[0]]
+        with precision(config):
+            settings = [_setting(label, points[i], configs[i]) for i in members]
+            place = out if len(groups) == 1 else out / f"part-{number:03d}"
+            parts.append(
+                sweep_settings(
+                    build_federation(config),
+                    settings,
+                    config.run.rounds,
+                    out=place,
+                    resume=resume,
+                    label=label,
+                    progress=progress,
+                    **_how(config),
+                )
+            )
+        if parts[-1].status == "stopped":
+            break
+    history = parts[0] if len(parts) == 1 and len(groups) == 1 else _joined(parts)
+    history = dataclasses.replace(history, label=label, config=configs[0].tables)
+    history.save(out)
+    return history
+
+
+def _setting(label: str, point: dict[str, Any], config: Config) -> Setting:
+    part = next(p for p in config.algorithms if p.label == label)
+    labels = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in point.items()}
+    labels.pop("run.seed", None)
+    return Setting(build_algorithm(part), config.run.seed, labels)
+
+
+def _joined(parts: list[History]) -> History:
+    """Sweeps on different federations, as one table; their models do not stack."""
+    tables, first = [], 0
+    for part in parts:
+        tables.append(part.table.assign(setting=part.table["setting"] + first))
+        first += part.manifest["num_settings"]
+    statuses = [part.status for part in parts]
+    manifest = dict(parts[0].manifest)
+    manifest |= {
+        "status": "stopped" if "stopped" in statuses else "ok" if "ok" in statuses else "diverged",
+        "num_settings": first,
+        "num_diverged": sum(part.manifest["num_diverged"] for part in parts),
+        "seconds": round(sum(part.manifest["seconds"] for part in parts), 4),
+        "compile_seconds": round(sum(part.manifest["compile_seconds"] for part in parts), 4),
+        "axes": {key: sorted({v for p in parts for v in p.manifest["axes"][key]}, key=str) for key in manifest["axes"]},
+    }
+    return History(pd.concat(tables, ignore_index=True), manifest)
+
+
+def find_runs(directory: Path) -> list[History]:
+    """The runs of a directory: its own, or those of its folders."""
+    if not directory.is_dir():
+        raise SojournError(f"there is no directory {directory}; give one made by sojourn run or sojourn sweep.")
+    if (directory / MANIFEST_FILE).is_file():
+        return [load_history(directory)]
+    found = [load_history(place.parent) for place in sorted(directory.glob(f"*/{MANIFEST_FILE}"))]
+    if not found:
+        raise SojournError(f"{directory} holds no run; give a directory made by sojourn run or sojourn sweep.")
+    return found

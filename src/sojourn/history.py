@@ -1,0 +1,149 @@
+"""What a run leaves behind: one table (round by column), one manifest, the answer; in memory and in a directory."""
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from sojourn.core.errors import SojournError
+from sojourn.core.oracle import KINDS
+from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
+from sojourn.engine.accounting import Wire
+from sojourn.engine.checkpoint import write_atomically
+from sojourn.engine.rounds import Rows
+
+STATE_FILE, TABLE_FILE, MANIFEST_FILE, CONFIG_FILE = "state.npz", "history.parquet", "manifest.json", "config.toml"
+
+_CALL_COLUMNS = tuple(
+    kind if kind == "samples" else "local_steps" if kind == "steps" else f"calls_{kind}" for kind in KINDS
+)
+
+
+@dataclasses.dataclass
+class History:
+    """The record of a run, or of a sweep: then the table has columns for the setting and the seed."""
+
+    table: pd.DataFrame
+    manifest: dict[str, Any]
+    params: Any = None  # the final model, in the user's own form; stacked over settings in a sweep
+    label: str = ""
+    config: dict[str, Any] | None = None
+
+    @property
+    def status(self) -> str:
+        """ "ok", "diverged" or "stopped"; of a sweep: "ok" unless it was stopped or every setting diverged."""
+        return self.manifest["status"]
+
+    def frame(self) -> pd.DataFrame:
+        """The table: one row per round (0 is the start); counts are of that round alone, seconds too."""
+        return self.table.copy()
+
+    def last(self, column: str = "loss") -> float:
+        """The last recorded value of a column."""
+        values = self.table[column].dropna()
+        return float(values.iloc[-1]) if len(values) else float("nan")
+
+    def save(self, directory: Path) -> None:
+        """Table and manifest; each is replaced whole."""
+        write_atomically(directory / TABLE_FILE, lambda path: self.table.to_parquet(path, index=False))
+        text = json.dumps(self.manifest, indent=2, sort_keys=True)
+        write_atomically(directory / MANIFEST_FILE, lambda path: path.write_text(text))
+
+
+def table_of(rows: Rows, wires: list[Wire], first_round: int, seconds: float) -> pd.DataFrame:
+    """The table of a chunk of rows that are on the host already. A sweep's rows come setting by setting."""
+    answers = np.asarray(rows.row.answers)  # (rounds, [settings,] exchanges)
+    length, settings = answers.shape[0], answers.shape[1:-1]
+    columns: dict[str, Any] = {}
+    if settings:
+        columns["setting"] = np.broadcast_to(np.arange(settings[0]), (length, *settings))
+    grid = (length, *settings)
+    rounds = np.arange(first_round, first_round + length).reshape(-1, *([1] * len(settings)))
+    columns["round"] = np.broadcast_to(rounds, grid)
+    columns["participants"] = answers.sum(-1)
+    for name in WIRE_COLUMNS:
+        columns[name] = answers.astype(np.int64) @ np.array([getattr(wire, name) for wire in wires], np.int64)
+    for number, name in enumerate(_CALL_COLUMNS):
+        columns[name] = np.asarray(rows.row.calls)[..., number].astype(np.int64)
+    columns["seconds"] = np.full(grid, seconds / max(1, length))
+    columns |= {name: np.asarray(value, float) for name, value in {**rows.metrics, **rows.row.info}.items()}
+    columns["diverged"] = np.asarray(rows.row.diverged)
+    return pd.DataFrame({name: np.moveaxis(value, 0, -1).reshape(-1) for name, value in columns.items()})
+
+
+def first_rows(metrics: dict[str, Any], like_settings: tuple[int, ...]) -> pd.DataFrame:
+    """Round 0: the starting point, before anything was sent."""
+    counts = {
+        name: np.zeros(like_settings, np.int64) for name in ("round", "participants", *WIRE_COLUMNS, *_CALL_COLUMNS)
+    }
+    columns = {**counts, "seconds": np.zeros(like_settings), **metrics, "diverged": np.zeros(like_settings, bool)}
+    if like_settings:
+        columns = {"setting": np.arange(like_settings[0]), **columns}
+    return pd.DataFrame({name: np.asarray(value).reshape(-1) for name, value in columns.items()})
+
+
+def until_divergence(table: pd.DataFrame) -> pd.DataFrame:
+    """Each setting's rows up to and including the first that diverged."""
+    if "setting" not in table:
+        gone = table["diverged"].cumsum() - table["diverged"]
+    else:
+        table = table.sort_values(["setting", "round"], kind="stable", ignore_index=True)
+        gone = table.groupby("setting")["diverged"].cumsum() - table["diverged"]
+    return table[gone == 0].reset_index(drop=True)
+
+
+def environment() -> dict[str, Any]:
+    """What a reader needs to repeat a run: versions, device, commit."""
+    packages = ("sojourn", "jax", "jaxlib", "equinox", "optax", "numpy")
+    device = jax.devices()[0]
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+        "device": f"{device.platform} ({getattr(device, 'device_kind', '')})",
+        "machine": f"{platform.system()} {platform.machine()}",
+        "commit": _commit(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that is running, if it is one."""
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def load_history(directory: Path | str) -> History:
+    """A finished or unfinished run, read back from its directory; without the final model."""
+    import tomllib
+
+    directory = Path(directory)
+    manifest_path, config_path = directory / MANIFEST_FILE, directory / CONFIG_FILE
+    if not manifest_path.is_file():
+        raise SojournError(
+            f"{directory} holds no run: {MANIFEST_FILE} is missing; give a directory made by sojourn run."
+        )
+    try:
+        manifest = json.loads(manifest_path.read_text())
+        table = pd.read_parquet(directory / TABLE_FILE)
+        config = tomllib.loads(config_path.read_text()) if config_path.is_file() else None
+    except Exception as error:  # any damage of any of the three files is the same sentence to a reader
+        raise SojournError(f"the run in {directory} cannot be read: {type(error).__name__}: {error}") from error
+    return History(table, manifest, label=manifest.get("label", directory.name), config=config)

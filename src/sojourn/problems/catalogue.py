@@ -1,0 +1,180 @@
+"""The problems that a config can name. Options, their ranges and their meaning stand in the signatures."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from pydantic import Field
+
+from sojourn.federation import Federation
+from sojourn.problems import instances
+from sojourn.problems.caps import cap_regression_parameters
+from sojourn.problems.gaussian_regression import gaussian_regression
+from sojourn.problems.instances import Instance
+from sojourn.problems.population import population
+from sojourn.problems.quadratic import quadratic
+from sojourn.problems.supervised import BatchSize, classification, least_squares, logistic_regression
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Noise = Annotated[float, Field(ge=0, allow_inf_nan=False, description="root mean squared norm of the gradient noise")]
+Seed = Annotated[int, Field(ge=0, lt=2**32, description="of the problem's own random numbers")]
+
+
+def random_quadratic(
+    *,
+    num_clients: Annotated[int, Field(ge=1, le=10_000)] = 10,
+    dimension: Annotated[int, Field(ge=1, le=2_000)] = 10,
+    smoothness: Annotated[float, Field(gt=0, allow_inf_nan=False, description="H, the largest eigenvalue")] = 10.0,
+    strong_convexity: Annotated[float, Field(ge=0, allow_inf_nan=False, description="mu, the smallest one")] = 1.0,
+    rotation: Annotated[float, Field(ge=0, le=1, description="0: equal Hessians; 1: each turned at random")] = 1.0,
+    optima_spread: Annotated[NotNegative, Field(description="standard deviation of the optima's coordinates")] = 1.0,
+    noise: Noise = 0.0,
+    seed: Seed = 0,
+) -> Federation:
+    """Random quadratics with given extreme eigenvalues; dials for Hessian and optimum heterogeneity."""
+    rng = np.random.default_rng(seed)
+    high = max(smoothness, strong_convexity)
+    spectrum = np.geomspace(max(strong_convexity, 1e-12 * high), high, dimension)
+    spectrum[0] = strong_convexity if dimension > 1 else high
+    turns = rng.normal(size=(num_clients, dimension, dimension))
+    frames, _ = np.linalg.qr((1 - rotation) * np.eye(dimension) + rotation * turns)
+    hessians = np.einsum("mik,k,mjk->mij", frames, spectrum, frames)
+    optima = 1.0 + optima_spread * rng.normal(size=(num_clients, dimension))
+    return quadratic((hessians + np.swapaxes(hessians, 1, 2)) / 2, optima, noise)
+
+
+def cap_regression(
+    *,
+    num_clients: Annotated[int, Field(ge=1, le=10_000)] = 20,
+    dimension: Annotated[int, Field(ge=2, le=2_000)] = 5,
+    optima_spread: Annotated[float, Field(ge=0, le=2, description="zeta_*: concept shift, a cap's chord")] = 1.0,
+    mean_spread: Annotated[float, Field(ge=0, le=10, description="label of the covariate shift, a cap's chord")] = 2.0,
+    noise_std: Annotated[NotNegative, Field(description="of the targets")] = 0.1,
+    batch_size: Annotated[int, Field(ge=1, description="fresh samples per gradient")] = 1,
+    seed: Seed = 0,
+) -> Federation:
+    """Gaussian linear regression with spherical-cap control of concept and covariate shift (thesis, figure 5.1)."""
+    rng = np.random.default_rng(seed)
+    optima, means = cap_regression_parameters(num_clients, dimension, optima_spread, mean_spread, rng=rng)
+    return gaussian_regression(optima, means, noise_std, batch_size=batch_size, name="cap-regression")
+
+
+def two_coordinates(*, smoothness: Positive = 1.0, radius: Positive = 1.0, noise: Noise = 0.0) -> Federation:
+    """Two clients that each see one coordinate (equation 3.8): equal optima, opposite Hessians."""
+    return _instance(instances.two_coordinates(smoothness, np.full(2, radius / np.sqrt(2))), noise, "two-coordinates")
+
+
+def three_coordinates(
+    *, smoothness: Positive = 1.0, hessian_heterogeneity: Positive = 0.1, radius: Positive = 1.0, noise: Noise = 0.0
+) -> Federation:
+    """Two clients in three dimensions (equation 3.10): tau on the coordinates they split, H on the shared one."""
+    point = np.full(3, radius / np.sqrt(3))
+    instance = instances.three_coordinates(smoothness, hessian_heterogeneity, point)
+    return _instance(instance, noise, "three-coordinates")
+
+
+def theorem1(
+    *, num_clients: Annotated[int, Field(ge=2, le=10_000)] = 2, rounds: Count = 10, smoothness: Positive = 1.0,
+    radius: Positive = 1.0, noise: Noise = 0.0,
+) -> Federation:  # fmt: skip
+    """Theorem 1's lower-bound instance: no step sizes and no number of local steps beat 1/R."""
+    return _instance(instances.theorem1(num_clients, rounds, smoothness, radius), noise, "theorem1")
+
+
+def theorem2(
+    *, num_clients: Annotated[int, Field(ge=2, le=100)] = 2, rounds: Annotated[int, Field(ge=2, le=200)] = 10,
+    smoothness: Positive = 1.0, radius: Positive = 1.0, noise: Noise = 0.0,
+) -> Federation:  # fmt: skip
+    """Theorem 2's chain: a round reveals at most one coordinate, to any method."""
+    instance = instances.theorem2(rounds, smoothness, radius, num_clients=num_clients)
+    return _instance(instance, noise, "theorem2")
+
+
+def theorem3(
+    *, num_clients: Annotated[int, Field(ge=2, le=10_000)] = 2, rounds: Count = 10, smoothness: Positive = 1.0,
+    hessian_heterogeneity: Positive = 0.1, radius: Positive = 1.0, noise: Noise = 0.0,
+) -> Federation:  # fmt: skip
+    """Theorem 3's instance: Theorem 1's at scale tau, beside one coordinate of curvature H."""
+    instance = instances.theorem3(num_clients, rounds, smoothness, hessian_heterogeneity, radius)
+    return _instance(instance, noise, "theorem3")
+
+
+def proposition1(
+    *, num_clients: Annotated[int, Field(ge=2, le=1_000)] = 4, offset: Positive = 1.0, noise: Noise = 0.0
+) -> Federation:
+    """Proposition 1 (corrected): client optima of norm b, a joint optimum of norm sqrt(M) b/3."""
+    return _instance(instances.proposition1(num_clients, offset), noise, "proposition1")
+
+
+def generated_regression(
+    *,
+    num_clients: Annotated[int, Field(ge=1, le=100_000_000)] = 1_000_000,
+    dimension: Annotated[int, Field(ge=1, le=10_000)] = 20,
+    client_size: Annotated[int, Field(ge=1, le=100_000, description="samples of each client")] = 50,
+    optima_spread: Annotated[NotNegative, Field(description="standard deviation of the optima's coordinates")] = 0.1,
+    batch_size: BatchSize = 10,
+    seed: Seed = 0,
+) -> Federation:
+    """Least squares over a population whose clients are generated when they are visited."""
+    make = _RegressionClient(client_size, dimension, optima_spread)
+    panel = min(100, num_clients)
+    start = jnp.zeros(dimension, jnp.result_type(float))
+    return population(
+        _half_squared_error, start, make, num_clients, batch_size=batch_size, panel=panel, seed=seed,
+        name="generated-regression",
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _RegressionClient:
+    size: int
+    dimension: int
+    optima_spread: float
+
+    def __call__(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        optimum_key, feature_key = jax.random.split(key)
+        optimum = 1 + self.optima_spread * jax.random.normal(optimum_key, (self.dimension,))
+        features = jax.random.normal(feature_key, (self.size, self.dimension))
+        return features, features @ optimum
+
+
+def _half_squared_error(x: jax.Array, batch: Any) -> jax.Array:
+    features, targets = batch
+    return 0.5 * jnp.mean((targets - features @ x) ** 2)
+
+
+def _instance(instance: Instance, noise: float, name: str) -> Federation:
+    return quadratic(instance.hessians, instance.optima, noise, name=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A problem's builder and what it is built from besides its options."""
+
+    build: Callable[..., Federation]
+    takes_data: bool = False
+    takes_model: bool = False
+
+    def describe(self) -> str:
+        return (self.build.__doc__ or "").split("\n")[0]
+
+
+PROBLEMS: dict[str, Problem] = {
+    "classification": Problem(classification, takes_data=True, takes_model=True),
+    "logistic-regression": Problem(logistic_regression, takes_data=True),
+    "least-squares": Problem(least_squares, takes_data=True),
+    "quadratic": Problem(random_quadratic),
+    "cap-regression": Problem(cap_regression),
+    "two-coordinates": Problem(two_coordinates),
+    "three-coordinates": Problem(three_coordinates),
+    "theorem1": Problem(theorem1),
+    "theorem2": Problem(theorem2),
+    "theorem3": Problem(theorem3),
+    "proposition1": Problem(proposition1),
+    "generated-regression": Problem(generated_regression),
+}

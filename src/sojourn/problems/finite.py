@@ -1,0 +1,256 @@
+"""Clients with finite data: any loss, any pytree of parameters, clients of any sizes.
+
+All rows lie in one array, client after client, so clients whose sizes differ a hundredfold cost what they hold: batches
+gather rows, exact answers loop over a client's own blocks, the global loss is one pass over all rows.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sojourn.core.errors import SojournError
+from sojourn.core.facts import Facts
+from sojourn.core.keys import uniform_index
+from sojourn.core.oracle import Objective
+from sojourn.federation import Federation, build
+
+Loss = Callable[[Any, Any], jax.Array]  # (params, batch) -> mean loss over the batch's rows
+Metrics = Callable[[Any, Any], dict[str, jax.Array]]  # (params, batch) -> means over the batch's rows
+
+_BLOCK_ROWS = 128  # of an exact answer of a ragged client: the most rows that are computed and thrown away
+_EVALUATION_ROWS = 4096  # rows of one block of the global pass, which bounds its memory
+
+
+class FiniteData(Objective):
+    """F_m = mean of `loss` over the rows of client m."""
+
+    rows: Any  # tree of arrays, leading axis = all rows of all clients
+    offsets: jax.Array | None  # (M,) first row of each client; None when all have `equal_size` rows
+    sizes: jax.Array | None
+    test_rows: Any
+    row_weights: jax.Array  # (rows,) 1 / size of the row's client
+    row_clients: jax.Array | None  # (rows,) the client of a row; None when sizes are equal
+    loss: Loss = eqx.field(static=True)
+    measure: Metrics | None = eqx.field(static=True)
+    equal_size: int | None = eqx.field(static=True)
+
+    def open(self, client: jax.Array) -> Any:
+        if self.equal_size is not None:
+            return client * self.equal_size, self.equal_size
+        assert self.offsets is not None and self.sizes is not None
+        return self.offsets[client], self.sizes[client]
+
+    def num_samples(self, view: Any) -> jax.Array | int:
+        return view[1]
+
+    def draw(self, view: Any, key: jax.Array, batch_size: int) -> Any:
+        offset, length = view
+        return offset + uniform_index(key, batch_size, length)
+
+    def value(self, x: Any, view: Any, z: Any) -> jax.Array:
+        return self.loss(x, _take(self.rows, z))
+
+    def full_value(self, x: Any, view: Any) -> jax.Array:
+        offset, length = view
+        if self.equal_size is not None:
+            return self.loss(x, jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, offset, length), self.rows))
+        blocks = self._blocks(view)
+        return jax.lax.fori_loop(0, blocks, lambda b, s: s + self._block_value(x, view, b), self._zero(x))
+
+    def full_grad(self, x: Any, view: Any) -> Any:
+        if self.equal_size is not None:
+            return jax.grad(self.full_value)(x, view)
+        gradient = jax.grad(self._block_value)  # block by block: a loop of traced length has no reverse mode
+        zero = jax.tree.map(jnp.zeros_like, x)
+        return jax.lax.fori_loop(
+            0, self._blocks(view), lambda b, s: jax.tree.map(jnp.add, s, gradient(x, view, b)), zero
+        )
+
+    def metrics(self, x: Any, weights: jax.Array | None) -> dict[str, jax.Array]:
+        found = {"loss": self._weighted_loss(x, weights), **self._mean_measure(x, self.rows)}
+        if self.test_rows is not None:
+            found["test_loss"] = _blockwise(self._row_loss(x), self.test_rows, None)
+            found |= {f"test_{name}": value for name, value in self._mean_measure(x, self.test_rows).items()}
+        return found
+
+    def _mean_measure(self, x: Any, rows: Any) -> dict[str, jax.Array]:
+        if self.measure is None:
+            return {}
+        measure = self.measure
+        names = jax.eval_shape(lambda r: measure(x, r), jax.tree.map(lambda a: a[:1], rows))
+        return {name: _blockwise(_named(measure, x, name), rows, None) for name in names}
+
+    def _row_loss(self, x: Any) -> Callable[[Any], jax.Array]:
+        return lambda row: self.loss(x, _one(row))
+
+    def _weighted_loss(self, x: Any, weights: jax.Array | None) -> jax.Array:
+        if weights is None:
+            scale = self.row_weights / self.num_clients
+        else:
+            scale = self.row_weights * weights[self._clients_of_rows()]
+        return _blockwise(self._row_loss(x), self.rows, scale)
+
+    def _clients_of_rows(self) -> jax.Array:
+        if self.row_clients is not None:
+            return self.row_clients
+        assert self.equal_size is not None
+        return jnp.arange(len(self.row_weights)) // self.equal_size
+
+    @property
+    def num_clients(self) -> int:
+        if self.sizes is not None:
+            return len(self.sizes)
+        assert self.equal_size is not None
+        return len(self.row_weights) // self.equal_size
+
+    def _blocks(self, view: Any) -> jax.Array:
+        return (view[1] + _BLOCK_ROWS - 1) // _BLOCK_ROWS
+
+    def _block_value(self, x: Any, view: Any, block: jax.Array) -> jax.Array:
+        offset, length = view
+        places = block * _BLOCK_ROWS + jnp.arange(_BLOCK_ROWS, dtype=jnp.int32)
+        inside = places < length
+        rows = _take(self.rows, offset + jnp.where(inside, places, 0))
+        losses = jax.vmap(self._row_loss(x))(rows)
+        return jnp.sum(jnp.where(inside, losses, 0)) / length
+
+    def _zero(self, x: Any) -> jax.Array:
+        return jnp.zeros((), jax.eval_shape(self._row_loss(x), jax.tree.map(lambda a: a[0], self.rows)).dtype)
+
+
+def _named(measure: Metrics, x: Any, name: str) -> Callable[[Any], jax.Array]:
+    return lambda row: measure(x, _one(row))[name]
+
+
+def _take(rows: Any, index: jax.Array) -> Any:
+    return jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), rows)
+
+
+def _one(row: Any) -> Any:
+    return jax.tree.map(lambda a: a[None], row)
+
+
+def _blockwise(row_value: Callable[[Any], jax.Array], rows: Any, scale: jax.Array | None) -> jax.Array:
+    """Sum of scale * row_value over all rows (their mean when scale is None), in blocks of bounded memory."""
+    total = len(jax.tree.leaves(rows)[0])
+    scale = jnp.full((total,), 1.0 / total) if scale is None else scale
+    main = total - total % _EVALUATION_ROWS
+    value = jnp.vdot(scale[main:], jax.vmap(row_value)(jax.tree.map(lambda a: a[main:], rows)))
+    if main:
+        blocks = jax.tree.map(lambda a: a[:main].reshape(-1, _EVALUATION_ROWS, *a.shape[1:]), (rows, scale))
+        value += jnp.sum(jax.lax.map(lambda block: jnp.vdot(block[1], jax.vmap(row_value)(block[0])), blocks))
+    return value
+
+
+def federation(
+    loss: Loss,
+    params: Any,
+    clients: Sequence[Any],
+    *,
+    batch_size: int | None = None,
+    weights: Any = None,
+    test: Any = None,
+    metrics: Metrics | None = None,
+    facts: Facts | None = None,
+    name: str = "federation",
+    **rest: Any,
+) -> Federation:
+    """Your own problem: `loss(params, batch)` is the mean over the batch's rows, `clients` a list of trees of arrays.
+
+    Each client's arrays share their leading axis, its rows. `params` is any pytree (an Equinox model too: what is not a
+    float array stays fixed). `batch_size=None` makes every gradient exact. `weights` are the clients' shares of the
+    objective, by default equal; `"size"` takes their numbers of rows. `metrics(params, batch)` may return `accuracy`.
+    """
+    trees = [jax.tree.map(np.asarray, client) for client in clients]
+    sizes = _check_clients(trees)
+    arrays, rest_of_model = eqx.partition(params, eqx.is_inexact_array_like)
+    arrays = jax.tree.map(jnp.asarray, arrays)
+    rebuild = _Rebuild(rest_of_model)
+    stacked = jax.tree.map(lambda *parts: jnp.asarray(_default_precision(np.concatenate(parts))), *trees)
+    objective = FiniteData(
+        rows=stacked,
+        offsets=None if _equal(sizes) else jnp.asarray(np.concatenate([[0], np.cumsum(sizes)[:-1]]), jnp.int32),
+        sizes=None if _equal(sizes) else jnp.asarray(sizes, jnp.int32),
+        test_rows=None
+        if test is None
+        else jax.tree.map(lambda a: jnp.asarray(_default_precision(np.asarray(a))), test),
+        row_weights=jnp.asarray(np.repeat(1.0 / sizes, sizes), jnp.result_type(float)),
+        row_clients=None if _equal(sizes) else jnp.asarray(np.repeat(np.arange(len(sizes)), sizes), jnp.int32),
+        loss=_OnModel(loss, rebuild),
+        measure=None if metrics is None else _OnModel(metrics, rebuild),
+        equal_size=int(sizes[0]) if _equal(sizes) else None,
+    )
+    weights = sizes if isinstance(weights, str) and weights == "size" else weights
+    return build(
+        objective, arrays, len(trees), weights=weights, sizes=None if _equal(sizes) else sizes,
+        batch_size=batch_size, facts=facts, name=name, rebuild=rebuild, **rest,
+    )  # fmt: skip
+
+
+class _Rebuild:
+    """Puts trained arrays back into the user's model. Compared by content, so that equal models share one program."""
+
+    def __init__(self, rest_of_model: Any) -> None:
+        self.rest = rest_of_model
+        leaves, structure = jax.tree.flatten(rest_of_model)
+        self._identity = structure, tuple(_identity(leaf) for leaf in leaves)
+
+    def __call__(self, arrays: Any) -> Any:
+        return eqx.combine(arrays, self.rest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rebuild) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OnModel:
+    """The user's function, applied to trained arrays."""
+
+    function: Callable[[Any, Any], Any]
+    rebuild: _Rebuild
+
+    def __call__(self, arrays: Any, batch: Any) -> Any:
+        return self.function(self.rebuild(arrays), batch)
+
+
+def _identity(leaf: Any) -> Any:
+    if isinstance(leaf, (np.ndarray, jax.Array)):
+        array = np.asarray(leaf)
+        return array.shape, str(array.dtype), array.tobytes()
+    return leaf
+
+
+def _equal(sizes: np.ndarray) -> bool:
+    return bool((sizes == sizes[0]).all())
+
+
+def _default_precision(array: np.ndarray) -> np.ndarray:
+    """Floats in the precision of the run, whole numbers as they are."""
+    return array.astype(jnp.result_type(float)) if np.issubdtype(array.dtype, np.floating) else array
+
+
+def _check_clients(trees: Sequence[Any]) -> np.ndarray:
+    """The clients' sizes, once every client is known to hold finite rows of one and the same shape."""
+    if not trees:
+        raise SojournError("a federation needs at least one client; the list of clients is empty.")
+    shapes = jax.tree.map(lambda a: (a.shape[1:], a.dtype), trees[0])
+    sizes = []
+    for number, tree in enumerate(trees):
+        leaves = jax.tree.leaves(tree)
+        lengths = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
+        if len(lengths) != 1 or 0 in lengths:
+            raise SojournError(f"client {number} is empty or its arrays differ in length; give every client some rows.")
+        if jax.tree.map(lambda a: (a.shape[1:], a.dtype), tree) != shapes:
+            raise SojournError(f"client {number}'s rows differ in shape or type from client 0's.")
+        if not all(np.isfinite(leaf).all() for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)):
+            raise SojournError(f"client {number}'s data hold values that are not finite (NaN or infinity); clean them.")
+        sizes.append(lengths.pop())
+    return np.asarray(sizes)

@@ -1,0 +1,188 @@
+"""Supervised learning on a partitioned data set: a neural classifier, logistic regression, least squares.
+
+Each takes the data set and the clients' lists of row numbers, and returns a federation with a test set.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from pydantic import Field
+
+from sojourn.core.errors import SojournError
+from sojourn.core.facts import Facts
+from sojourn.data.dataset import Dataset
+from sojourn.federation import Federation
+from sojourn.partition import label_counts
+from sojourn.problems.finite import federation
+from sojourn.problems.logistic_facts import logistic_facts
+from sojourn.problems.quadratic_facts import hessian_gap
+
+BatchSize = Annotated[int | None, Field(ge=1, description="samples per gradient; leave it out for exact gradients")]
+Weights = Annotated[Literal["equal", "size"], Field(description="the clients' shares of the objective")]
+Seed = Annotated[int, Field(ge=0, lt=2**32, description="of the starting point")]
+Regularization = Annotated[float, Field(ge=0, description="adds (l2/2) ||params||^2")]
+
+
+def classification(
+    data: Dataset,
+    clients: Sequence[np.ndarray],
+    model: Any,
+    *,
+    batch_size: BatchSize = None,
+    weights: Weights = "equal",
+) -> Federation:
+    """Cross-entropy of any Equinox model; the model maps one input to class scores."""
+    scores = jax.eval_shape(model, jax.ShapeDtypeStruct(data.x_train.shape[1:], jnp.result_type(float)))
+    if scores.shape != (data.num_classes,):
+        raise SojournError(f"the model gives scores of shape {scores.shape}; the data have {data.num_classes} classes.")
+    return _supervised(data, clients, _cross_entropy, model, _accuracy, batch_size, weights, "classification")
+
+
+def logistic_regression(
+    data: Dataset,
+    clients: Sequence[np.ndarray],
+    *,
+    l2: Regularization = 1e-3,
+    batch_size: BatchSize = None,
+    weights: Weights = "equal",
+) -> Federation:
+    """Multiclass logistic regression, started at zero; strongly convex when l2 is positive, and then solved exactly."""
+    params = {"weight": _zeros(data.x_train[0].size, data.num_classes), "bias": _zeros(data.num_classes)}
+    parts = _parts(data, clients)
+    shares = _shares(parts, weights)
+    facts = logistic_facts([x for x, _ in parts], [y for _, y in parts], data.num_classes, l2, shares)
+    loss = _WithL2(_linear_cross_entropy, l2)
+    return _supervised(
+        data, clients, loss, params, _linear_accuracy, batch_size, weights, "logistic-regression", facts=facts
+    )
+
+
+def least_squares(
+    data: Dataset,
+    clients: Sequence[np.ndarray],
+    *,
+    l2: Regularization = 0.0,
+    batch_size: BatchSize = None,
+    weights: Weights = "equal",
+) -> Federation:
+    """Linear least squares on the one-hot labels, 1/2 ||y - W^T a||^2; quadratic, so its facts are exact."""
+    params = {"weight": _zeros(data.x_train[0].size, data.num_classes), "bias": _zeros(data.num_classes)}
+    parts = _parts(data, clients)
+    facts = _least_squares_facts(parts, data.num_classes, l2, _shares(parts, weights))
+    return _supervised(
+        data, clients, _WithL2(_squared_error, l2), params, _linear_accuracy, batch_size, weights, "least-squares",
+        facts=facts,
+    )  # fmt: skip
+
+
+def _supervised(
+    data: Dataset, clients: Sequence[np.ndarray], loss: Any, params: Any, metrics: Any, batch_size: int | None,
+    weights: str, name: str, facts: Facts | None = None,
+) -> Federation:  # fmt: skip
+    return federation(
+        loss, params, _parts(data, clients), batch_size=batch_size, metrics=metrics, name=name, facts=facts,
+        weights="size" if weights == "size" else None, test=(data.x_test, data.y_test),
+        label_counts=label_counts(data.y_train, clients, data.num_classes),
+    )  # fmt: skip
+
+
+def _parts(data: Dataset, clients: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(data.x_train[rows], data.y_train[rows]) for rows in clients]
+
+
+def _shares(parts: Sequence[tuple[np.ndarray, np.ndarray]], weights: str) -> np.ndarray:
+    sizes = np.array([len(y) if weights == "size" else 1 for _, y in parts], float)
+    return sizes / sizes.sum()
+
+
+def _zeros(*shape: int) -> jax.Array:
+    return jnp.zeros(shape, jnp.result_type(float))
+
+
+def _cross_entropy(model: Any, batch: Any) -> jax.Array:
+    x, y = batch
+    return _mean_cross_entropy(jax.vmap(model)(x), y)
+
+
+def _accuracy(model: Any, batch: Any) -> dict[str, jax.Array]:
+    x, y = batch
+    return {"accuracy": jnp.mean(jnp.argmax(jax.vmap(model)(x), -1) == y)}
+
+
+def _mean_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    # log-sum-exp less the label's score, by a one-hot product: gathers have slow gradients on CPU
+    chosen = jnp.sum(scores * jax.nn.one_hot(labels, scores.shape[-1], dtype=scores.dtype), -1)
+    return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - chosen)
+
+
+def _linear_scores(params: Any, x: jax.Array) -> jax.Array:
+    return x.reshape(len(x), -1) @ params["weight"] + params["bias"]
+
+
+def _linear_cross_entropy(params: Any, batch: Any) -> jax.Array:
+    return _mean_cross_entropy(_linear_scores(params, batch[0]), batch[1])
+
+
+def _squared_error(params: Any, batch: Any) -> jax.Array:
+    scores = _linear_scores(params, batch[0])
+    return 0.5 * jnp.mean(jnp.sum((jax.nn.one_hot(batch[1], scores.shape[-1], dtype=scores.dtype) - scores) ** 2, -1))
+
+
+def _linear_accuracy(params: Any, batch: Any) -> dict[str, jax.Array]:
+    return {"accuracy": jnp.mean(jnp.argmax(_linear_scores(params, batch[0]), -1) == batch[1])}
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithL2:
+    """A loss plus (l2/2) ||params||^2; compared by content, so that equal problems share a program."""
+
+    loss: Any
+    l2: float
+
+    def __call__(self, params: Any, batch: Any) -> jax.Array:
+        value = self.loss(params, batch)
+        if self.l2 == 0:
+            return value
+        return value + 0.5 * self.l2 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+
+
+def with_ones(x: np.ndarray) -> np.ndarray:
+    """Features as float64 rows with a one for the bias."""
+    flat = np.asarray(x, float).reshape(len(x), -1)
+    return np.hstack([flat, np.ones((len(flat), 1))])
+
+
+def _least_squares_facts(
+    parts: Sequence[tuple[np.ndarray, np.ndarray]], num_classes: int, l2: float, shares: np.ndarray
+) -> Facts:
+    """Every class has the Hessian A_m = mean of a a^T + l2; the optima are those of the classes side by side."""
+    rows = [with_ones(x) for x, _ in parts]
+    targets = [np.eye(num_classes)[y] for _, y in parts]
+    hessians = np.stack([a.T @ a / len(a) + l2 * np.eye(a.shape[1]) for a in rows])
+    linear = np.stack([a.T @ t / len(a) for a, t in zip(rows, targets, strict=True)])  # (M, d, classes)
+    mean_hessian, mean_linear = np.tensordot(shares, hessians, 1), np.tensordot(shares, linear, 1)
+    x_star = np.linalg.pinv(mean_hessian, hermitian=True) @ mean_linear
+    constant = 0.5 * float(shares @ [np.mean(np.sum(t**2, 1)) for t in targets])
+    spectra = np.linalg.eigvalsh(hessians)
+    facts = Facts(
+        smoothness=float(spectra.max()),
+        strong_convexity=max(0.0, float(spectra.min())),
+        third_order_smoothness=0.0,
+        hessian_heterogeneity=float(hessian_gap(hessians)),
+        x_star={"weight": x_star[:-1], "bias": x_star[-1]},
+        f_star=constant - 0.5 * float(np.sum(x_star * mean_linear)),
+    )
+    if spectra.min() <= 1e-9 * spectra.max():
+        return facts  # some client has many optima: their distances are left unknown
+    optima = np.linalg.solve(hessians, linear).reshape(len(rows), -1)
+    between = np.linalg.norm(optima[:, None] - optima[None], axis=-1)
+    beyond = np.linalg.norm(optima - x_star.reshape(-1), axis=-1)
+    return dataclasses.replace(
+        facts,
+        optima_heterogeneity=float(np.einsum("m,n,mn->", shares, shares, between**4) ** 0.25),
+        optima_distance=float((shares @ beyond**4) ** 0.25),
+    )

@@ -1,0 +1,60 @@
+"""A progress line for anything that takes longer than two seconds, on a terminal only."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+_PATIENCE_SECONDS = 2.0
+
+
+class Display:
+    """Shows how far a run is. Silent until it has lasted two seconds, and where nobody looks."""
+
+    def __init__(
+        self, label: str, total: int, enabled: bool | None = None, patience: float = _PATIENCE_SECONDS
+    ) -> None:
+        console = Console(stderr=True)
+        self._enabled = console.is_terminal if enabled is None else enabled
+        self._label, self._total = label, total
+        self._since = time.monotonic()
+        self._patience = patience
+        self._bar: Progress | None = None
+        self._console = console
+        self._task: Any = None
+
+    def update(self, done: int, metrics: dict[str, float]) -> None:
+        if not self._enabled:
+            return
+        if self._bar is None and time.monotonic() - self._since < self._patience:
+            return
+        if self._bar is None:
+            self._open()
+        assert self._bar is not None
+        self._bar.update(self._task, completed=done, metrics=_headline(metrics))
+
+    def _open(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(), TextColumn("{task.fields[metrics]}"), console=self._console, transient=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task(self._label, total=self._total, metrics="")
+        self._bar.start()
+
+    def __enter__(self) -> "Display":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            sys.stderr.flush()
+
+
+def _headline(metrics: dict[str, float]) -> str:
+    wanted = ("loss", "test_accuracy", "accuracy", "distance")
+    return "  ".join(f"{name} {metrics[name]:.4g}" for name in wanted if name in metrics)

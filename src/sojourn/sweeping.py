@@ -1,0 +1,192 @@
+"""Sweeps: many step sizes and seeds as one compiled program.
+
+Settings whose algorithms differ only in real numbers are stacked and run side by side; other differences (a count, a
+choice) make groups, one program each. A group whose clients' memories would not fit is run in blocks.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from sojourn.algorithms.base import Algorithm
+from sojourn.core.errors import SojournError
+from sojourn.core.keys import root_key
+from sojourn.core.vec import size
+from sojourn.driver import Running, describe, make_job, run, stop_on_signal
+from sojourn.engine import ENGINES, Engine
+from sojourn.engine.rounds import RunState, start
+from sojourn.federation import Federation
+from sojourn.history import History
+from sojourn.progress import Display
+
+_BLOCK_BYTES = 2 << 30  # of states that are run side by side
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One point of a sweep: what is run, and how the table names it."""
+
+    algorithm: Algorithm
+    seed: int
+    labels: dict[str, Any]
+
+
+def sweep(
+    federation: Federation,
+    make: Callable[[Any], Algorithm],
+    values: Iterable[Any],
+    rounds: int,
+    *,
+    seeds: Iterable[int] = (0,),
+    name: str = "value",
+    **how: Any,
+) -> History:
+    """Runs `make(value)` for every value and every seed, together; the table has the columns `name` and `seed`.
+
+    `how` are the options of `run`: engine, participation, eval_every, record, out, resume, progress.
+    The history's `params` hold the final models with a leading axis of settings, seeds running fastest.
+    """
+    seeds = list(seeds)
+    made = [(value, make(value)) for value in values]
+    settings = [Setting(algorithm, int(seed), {name: _plain(value)}) for value, algorithm in made for seed in seeds]
+    return sweep_settings(federation, settings, rounds, **how)
+
+
+def _plain(value: Any) -> Any:
+    """A label that a table can hold."""
+    value = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
+    return value if isinstance(value, (int, float, str, bool)) else str(value)
+
+
+def sweep_settings(
+    federation: Federation,
+    settings: Sequence[Setting],
+    rounds: int,
+    *,
+    engine: str | Engine = "compiled",
+    participation: int | float | None = None,
+    eval_every: int | None = None,
+    record: Sequence[str] = (),
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    label: str = "sweep",
+    config: dict[str, Any] | None = None,
+    progress: bool | None = None,
+) -> History:
+    """Runs settings that may differ in anything but the federation and the rounds."""
+    if not settings:
+        raise SojournError("a sweep needs at least one value and one seed.")
+    how: dict[str, Any] = {
+        "engine": engine, "participation": participation, "eval_every": eval_every, "record": record,
+    }  # fmt: skip
+    directory = None if out is None else Path(out)
+    if directory is not None and not resume and any(directory.glob("block-*")):
+        raise SojournError(f"{directory} holds a sweep already; use --resume to go on with it, or another --out.")
+    parts: list[tuple[list[int], History]] = []
+    blocks = _blocks(federation, settings)
+    with stop_on_signal() as stopped:
+        for number, block in enumerate(blocks):
+            place = None if directory is None else directory / f"block-{number:03d}"
+            chosen = [settings[i] for i in block]
+            if not _sweeps(engine):
+                history = _one_by_one(federation, chosen, rounds, place, resume, how)
+            else:
+                running = _stacked(federation, chosen, rounds, place, resume, label, how)
+                with Display(f"{label} {number + 1}/{len(blocks)}", rounds, progress) as display:
+                    history = running.to_the_end(display, stopped)
+            parts.append((block, history))
+            if stopped.is_set():
+                break
+    merged = _merge(settings, parts, label, config)
+    if directory is not None:
+        merged.save(directory)
+    return merged
+
+
+def _sweeps(engine: str | Engine) -> bool:
+    return ENGINES[engine].sweeps if isinstance(engine, str) and engine in ENGINES else getattr(engine, "sweeps", True)
+
+
+def _blocks(federation: Federation, settings: Sequence[Setting]) -> list[list[int]]:
+    """The settings' numbers, grouped by program, then cut so that a block's states fit in memory."""
+    groups: dict[Any, list[int]] = {}
+    for number, setting in enumerate(settings):
+        groups.setdefault(jax.tree.structure(setting.algorithm), []).append(number)
+    blocks = []
+    for group in groups.values():
+        first = settings[group[0]].algorithm
+        server, memory = jax.eval_shape(lambda x0, a=first: (a.init_server(x0), a.init_client(x0)), federation.x0)
+        each = 8 * (size(server) + federation.num_clients * size(memory)) + 1
+        length = max(1, _BLOCK_BYTES // each)
+        blocks += [group[i : i + length] for i in range(0, len(group), length)]
+    return blocks
+
+
+def _stacked(
+    federation: Federation, settings: Sequence[Setting], rounds: int, out: Path | None, resume: bool, label: str,
+    how: dict[str, Any],
+) -> Running:  # fmt: skip
+    algorithm = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[setting.algorithm for setting in settings])
+    job = make_job(federation, algorithm, rounds, many=True, **how)
+    roots = jnp.stack([root_key(setting.seed) for setting in settings])
+    states = jax.vmap(lambda a, root: start(a, federation, root))(algorithm, roots)
+    state = RunState(states.server, states.memory, jnp.zeros((), jnp.int32), roots)
+    about = {"label": label, "seed": [setting.seed for setting in settings], "algorithm": describe(algorithm)}
+    return Running(job, state, about, None, out, resume)
+
+
+def _one_by_one(
+    federation: Federation,
+    settings: Sequence[Setting],
+    rounds: int,
+    out: Path | None,
+    resume: bool,
+    how: dict[str, Any],
+) -> History:
+    """For engines that cannot stack: the same settings, one run each."""
+    histories = []
+    for number, setting in enumerate(settings):
+        place = None if out is None else out / f"run-{number:03d}"
+        histories.append(run(federation, setting.algorithm, rounds, seed=setting.seed, out=place, resume=resume, **how))
+    table = pd.concat([h.table.assign(setting=number) for number, h in enumerate(histories)], ignore_index=True)
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[h.params for h in histories])
+    return History(table, histories[0].manifest, params=params)
+
+
+def _merge(
+    settings: Sequence[Setting], parts: list[tuple[list[int], History]], label: str, config: dict[str, Any] | None
+) -> History:
+    tables = []
+    for block, history in parts:
+        table = history.table.copy()
+        table["setting"] = np.asarray(block)[table["setting"]]
+        tables.append(table)
+    table = pd.concat(tables, ignore_index=True).sort_values(["setting", "round"], kind="stable", ignore_index=True)
+    labels = pd.DataFrame([{**setting.labels, "seed": setting.seed} for setting in settings])
+    table = pd.concat([labels.loc[table["setting"]].reset_index(drop=True), table], axis=1)
+    order = np.argsort(np.concatenate([block for block, _ in parts]))
+    params = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *[history.params for _, history in parts])
+    last = table.groupby("setting")["diverged"].last()
+    manifest = dict(parts[-1][1].manifest)
+    stopped = any(history.status == "stopped" for _, history in parts)
+    manifest |= {
+        "label": label,
+        "status": "stopped" if stopped else "diverged" if last.all() else "ok",
+        "seconds": round(sum(history.manifest["seconds"] for _, history in parts), 4),
+        "compile_seconds": round(sum(history.manifest["compile_seconds"] for _, history in parts), 4),
+        "num_settings": len(settings),
+        "num_diverged": int(last.sum()),
+        "seed": sorted({setting.seed for setting in settings}),
+        "axes": {
+            name: list(dict.fromkeys(setting.labels[name] for setting in settings)) for name in settings[0].labels
+        },
+        "algorithm": {"class": type(settings[0].algorithm).__name__},
+    }
+    return History(table, manifest, params=params, label=label, config=config)

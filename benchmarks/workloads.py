@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -94,26 +95,37 @@ def arguments(
     return parser.parse_args()
 
 
-def timed(run_rounds: Callable[[], object], rounds: int, repeats: int) -> list[float]:
-    """Seconds per round of each repeat, after one repeat that is not counted (compilation, caches, allocators)."""
+class Timing(NamedTuple):
+    """Of one repeat. The processor time (all threads) still means something when others use the machine."""
+
+    seconds_per_round: float
+    cpu_seconds_per_round: float | None
+
+
+def timed(run_rounds: Callable[[], object], rounds: int, repeats: int) -> list[Timing]:
+    """One timing per repeat, after one repeat that is not counted (compilation, caches, allocators)."""
     run_rounds()
-    seconds = []
+    timings = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         run_rounds()
-        seconds.append((time.perf_counter() - start) / rounds)
-    return seconds
+        end, cpu_end = time.perf_counter(), time.process_time()
+        timings.append(Timing((end - start) / rounds, (cpu_end - cpu_start) / rounds))
+    return timings
 
 
 def report(
-    opponent: str, workload: str, rounds: int, seconds: Sequence[float], final_loss: float, versions: dict, **more
+    opponent: str, workload: str, rounds: int, timings: Sequence[Timing], final_loss: float, versions: dict, **more
 ) -> None:
     """The one line that a contender prints."""
+    seconds = [timing.seconds_per_round for timing in timings]
+    cpu = [timing.cpu_seconds_per_round for timing in timings if timing.cpu_seconds_per_round is not None]
     line = {
         "opponent": opponent,
         "workload": workload,
         "seconds_per_round": statistics.median(seconds),
-        "seconds_per_round_all": list(seconds),
+        "seconds_per_round_all": seconds,
+        "cpu_seconds_per_round": statistics.median(cpu) if cpu else None,
         "rounds": rounds,
         "final_loss": final_loss,
         "versions": versions,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sojourn as sj
-from sojourn.federation import Federation
+from sojourn.core.federation import Federation
 
 
 @pytest.fixture

@@ -62,12 +62,12 @@ def main() -> None:
         jax.block_until_ready(state.params)
 
     with fedjax.for_each_client_backend("jit"):
-        seconds = timed(run_rounds, chosen.rounds, chosen.repeats)
+        timings = timed(run_rounds, chosen.rounds, chosen.repeats)
     names = [f"mlp/~/linear_{i}" for i in range(len(workload.layer_sizes) - 1)]
     loss = mean_loss([(state.params[name]["w"], state.params[name]["b"]) for name in names], features, labels)
     versions = {"python": platform.python_version()}
     versions |= {name: version(name) for name in ("fedjax", "jax", "jaxlib", "dm-haiku", "numpy")}
-    report("fedjax_sim", workload.name, chosen.rounds, seconds, loss, versions, backend="jit")
+    report("fedjax_sim", workload.name, chosen.rounds, timings, loss, versions, backend="jit")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ Round = Callable[[Layers, jax.Array, jax.Array], Layers]  # model, features and 
 
 
 def draw_rows(workload: Workload, key: jax.Array) -> jax.Array:
-    """Rows of the flat data (clients, steps, batch): a fresh cohort and fresh batches from one call of the generator."""
+    """Rows of the flat data (clients, steps, batch): fresh cohort and batches from one call of the generator."""
     shape = (workload.cohort_size, workload.num_local_steps, workload.batch_size)
     bits = jax.random.bits(key, (workload.num_clients + int(np.prod(shape)),), jnp.uint32)
     # The largest of independent numbers stand at a uniformly drawn set of places: no replacement, no full sort.
@@ -180,14 +180,14 @@ def main() -> None:
         nonlocal final
         final = jax.block_until_ready(simulate(x, onehot, layers, jax.random.key(0)))
 
-    seconds = timed(run_rounds, chosen.rounds, chosen.repeats)
+    timings = timed(run_rounds, chosen.rounds, chosen.repeats)
     versions = {"python": platform.python_version(), "jax": jax.__version__, "jaxlib": jax.lib.__version__}
     loss = mean_loss(final, features, labels)
     report(
         "fused_jax",
         workload.name,
         chosen.rounds,
-        seconds,
+        timings,
         loss,
         versions,
         variant=variant,

@@ -71,10 +71,10 @@ def main() -> None:
         nonlocal final
         final = simulate(workload, x, onehot, initial_model(workload), chosen.rounds)
 
-    seconds = timed(run_rounds, chosen.rounds, chosen.repeats)
+    timings = timed(run_rounds, chosen.rounds, chosen.repeats)
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     loss = mean_loss(final, x, labels)
-    report("numpy_blas", workload.name, chosen.rounds, seconds, loss, versions, threads=1, dtype=str(final[0][0].dtype))
+    report("numpy_blas", workload.name, chosen.rounds, timings, loss, versions, threads=1, dtype=str(final[0][0].dtype))
 
 
 if __name__ == "__main__":

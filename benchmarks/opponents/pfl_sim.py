@@ -28,7 +28,7 @@ from pfl.model.pytorch import PyTorchModel
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from workloads import WORKLOADS, Workload, arguments, initial_model, make_data, mean_loss, report
+from workloads import WORKLOADS, Timing, Workload, arguments, initial_model, make_data, mean_loss, report
 
 
 class Network(nn.Module):
@@ -58,14 +58,15 @@ class Network(nn.Module):
 
 class Stopwatch(TrainingProcessCallback):
     def __init__(self) -> None:
-        self.ends: list[float] = []
+        self.ends: list[tuple[float, float]] = []  # wall and processor time
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        self.ends.append(time.perf_counter())
+        self.ends.append((time.perf_counter(), time.process_time()))
         return False, Metrics()
 
-    def seconds_per_round(self) -> float:
-        return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
+    def timing(self) -> Timing:
+        num_rounds = len(self.ends) - 1
+        return Timing(*((late - early) / num_rounds for early, late in zip(self.ends[0], self.ends[-1])))
 
 
 def cohort_sampler(workload: Workload, rng: np.random.Generator) -> Callable[[], int]:
@@ -80,7 +81,7 @@ def cohort_sampler(workload: Workload, rng: np.random.Generator) -> Callable[[],
     return next_user
 
 
-def simulate(workload: Workload, x: torch.Tensor, y: torch.Tensor, rounds: int) -> tuple[Network, float]:
+def simulate(workload: Workload, x: torch.Tensor, y: torch.Tensor, rounds: int) -> tuple[Network, Timing]:
     num_points = workload.num_local_steps * workload.batch_size
 
     def user_data(user: int) -> PyTorchTensorDataset:
@@ -114,7 +115,7 @@ def simulate(workload: Workload, x: torch.Tensor, y: torch.Tensor, rounds: int) 
         callbacks=[stopwatch],
         send_metrics_to_platform=False,  # its platform prints a table per round
     )
-    return network, stopwatch.seconds_per_round()
+    return network, stopwatch.timing()
 
 
 def main() -> None:
@@ -130,8 +131,8 @@ def main() -> None:
     runs = [simulate(workload, x, y, chosen.rounds) for _ in range(chosen.repeats)]
     loss = mean_loss(runs[-1][0].layers(), features, labels)
     versions = {"python": platform.python_version()} | {name: version(name) for name in ("pfl", "torch", "numpy")}
-    seconds = [per_round for _, per_round in runs]
-    report("pfl_sim", workload.name, chosen.rounds, seconds, loss, versions, threads=torch.get_num_threads())
+    timings = [timing for _, timing in runs]
+    report("pfl_sim", workload.name, chosen.rounds, timings, loss, versions, threads=torch.get_num_threads())
 
 
 if __name__ == "__main__":

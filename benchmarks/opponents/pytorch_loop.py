@@ -65,10 +65,10 @@ def main() -> None:
         nonlocal server
         server = simulate(workload, x, y, chosen.rounds)
 
-    seconds = timed(run_rounds, chosen.rounds, chosen.repeats)
+    timings = timed(run_rounds, chosen.rounds, chosen.repeats)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     loss = mean_loss(layers_of(server), features, labels)
-    report("pytorch_loop", workload.name, chosen.rounds, seconds, loss, versions, threads=torch.get_num_threads())
+    report("pytorch_loop", workload.name, chosen.rounds, timings, loss, versions, threads=torch.get_num_threads())
 
 
 if __name__ == "__main__":

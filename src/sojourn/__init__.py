@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from sojourn import algorithms, problems
     from sojourn.core.errors import SojournError
     from sojourn.core.facts import Facts
+    from sojourn.core.federation import Federation
     from sojourn.driver import run
-    from sojourn.federation import Federation
     from sojourn.history import History, load_history
     from sojourn.problems import federation, population
     from sojourn.report import render
@@ -20,7 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "Facts": "core.facts", "Federation": "federation", "History": "history", "SojournError": "core.errors",
+    "Facts": "core.facts", "Federation": "core.federation", "History": "history", "SojournError": "core.errors",
     "federation": "problems", "load_history": "history", "population": "problems", "render": "report",
     "run": "driver", "sweep": "sweeping",
 }  # fmt: skip

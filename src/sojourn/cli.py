@@ -97,7 +97,7 @@ def report(
 
     histories = [history for directory in directories for history in find_runs(directory)]
     page = render(histories, out or directories[0], title=title, figures=[form.value for form in figures or []])
-    Console().print(f"report: {page}")
+    _say(f"report: {page}")
 
 
 @app.command()
@@ -107,7 +107,7 @@ def check(file: File, set_: Changes = None) -> None:
 
     config = load_config(_config_file(file), set_ or [])
     labels = ", ".join(part.label for part in config.algorithms)
-    Console().print(f"{file} is valid: {config.problem.name}, {labels}, {config.run.rounds} rounds.")
+    _say(f"{file} is valid: {config.problem.name}, {labels}, {config.run.rounds} rounds.")
 
 
 Room = Literal["algorithms", "problems", "partitions", "models", "datasets", "engines", "recipes"]
@@ -170,18 +170,22 @@ def _show(histories: "list[History]", place: Path, title: str) -> None:
     """The table of results, the report, and the exit code that is true."""
     from sojourn.report import render, rich_table
 
-    console = Console()
-    console.print(rich_table(histories))
+    Console().print(rich_table(histories))
     page = render(histories, place, title=title)
-    console.print(f"report: {page}")
+    _say(f"report: {page}")
     statuses = {history.status for history in histories}
     if "stopped" in statuses:
-        console.print("stopped; go on with --resume")
+        _say("stopped; go on with --resume")
         raise typer.Exit(STOPPED)
     if "diverged" in statuses:
         names = ", ".join(h.label for h in histories if h.status == "diverged")
-        console.print(f"diverged: {names}; the histories up to there are kept. A smaller step size may help.")
+        _say(f"diverged: {names}; the histories up to there are kept. A smaller step size may help.")
         raise typer.Exit(DIVERGED)
+
+
+def _say(text: str) -> None:
+    """A line as it is: brackets in a path are no markup, and a long one is not broken."""
+    Console().print(text, markup=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -197,4 +201,7 @@ def main() -> None:
         print("sojourn: stopped", file=sys.stderr)
         sys.exit(STOPPED)
     except BrokenPipeError:
+        sys.exit(WRONG)
+    except OSError as error:  # a disk that is full, a path too long, a directory that may not be entered
+        print(f"sojourn: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
         sys.exit(WRONG)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import jax
+import numpy as np
 import pydantic
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -27,6 +29,8 @@ from sojourn.engine import ENGINES
 from sojourn.models import MODELS
 from sojourn.partition import PARTITIONS
 from sojourn.problems import PROBLEMS
+
+_SMALLEST, _LARGEST = 1e-30, 1e12  # of a problem's real numbers: their fourth powers are still numbers
 
 
 class _Table(BaseModel):
@@ -83,7 +87,7 @@ def read_tables(path: Path | str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise SojournError(f"cannot read {path}: {reason}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, lists nested as deeply
         raise SojournError(f"{path} is not valid TOML: {error}.") from None
 
 
@@ -103,7 +107,7 @@ def parse_value(text: str) -> Any:
     """A TOML value; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text.strip()
 
 
@@ -117,12 +121,14 @@ def set_value(tables: dict[str, Any], key: str, value: Any) -> None:
             raise SojournError(f"the key {key!r} names no {table}; there is none with label or name {middle[0]!r}.")
     for entry in entries:
         if not isinstance(entry, dict):
-            raise SojournError(f"{table} = {entry!r} is not a table; write [{table}] and its keys below.")
+            raise SojournError(f"{table} = {shown(entry)} is not a table; write [{table}] and its keys below.")
         entry[last] = value
 
 
 def validate(tables: Mapping[str, Any]) -> Config:
     """The one place where configs are checked."""
+    if not isinstance(tables, Mapping):
+        raise SojournError(f"a config is made of tables such as [problem] and [algorithm], not {shown(tables)}.")
     known = ("problem", "data", "partition", "model", "algorithm", "run", "engine")
     for name in tables:
         if name not in known:
@@ -133,13 +139,14 @@ def validate(tables: Mapping[str, Any]) -> Config:
     for table, taken in {"data": entry.takes_data, "partition": entry.takes_data, "model": entry.takes_model}.items():
         if table in tables and not taken:
             raise SojournError(f'[{table}] has no meaning with problem.name = "{problem.name}"; take it out.')
+    run: RunTable = _checked("run", RunTable, tables.get("run", {}))
     config = Config(
         problem=problem,
         data=_part("data", tables, DATASETS, _signature_model, "digits") if entry.takes_data else None,
         partition=_part("partition", tables, PARTITIONS, _partition_model, "iid") if entry.takes_data else None,
         model=_part("model", tables, MODELS, _model_model, "mlp") if entry.takes_model else None,
-        algorithms=_algorithms(tables.get("algorithm")),
-        run=_checked("run", RunTable, tables.get("run", {})),
+        algorithms=_algorithms(tables.get("algorithm"), run),
+        run=run,
         engine=_part("engine", tables, ENGINES, _signature_model, "compiled") or Part("compiled", {}),
         tables={},
     )
@@ -176,16 +183,33 @@ def _part(
     name = given.pop("name", default)
     if name is None:
         raise SojournError(f"{table}.name is missing; give one of {_some(registry)}.")
-    if not isinstance(name, str) or name not in registry:
+    if not isinstance(name, str):
+        raise SojournError(f"{table}.name = {shown(name)} is not a name; give one of {_some(registry)}.")
+    if name not in registry:
         raise unknown_name(f"{table}.name", name, registry)
-    return Part(name, _checked(table, model_of(registry[name]), given).model_dump())
+    options = _checked(table, model_of(registry[name]), given).model_dump()
+    for key, value in options.items():
+        _check_size(f"{table}.{key}", value)
+    return Part(name, options)
 
 
-def _algorithms(given: Any) -> tuple[Part, ...]:
+def _check_size(where: str, value: Any) -> None:
+    """Numbers whose squares and products would overflow, or would fill any memory, are refused here."""
+    if isinstance(value, list):
+        for entry in value:
+            _check_size(where, entry)
+    elif isinstance(value, float) and value != 0 and not _SMALLEST <= abs(value) <= _LARGEST:
+        raise SojournError(f"{where} = {value:g} is out of range; keep it between {_SMALLEST:g} and {_LARGEST:g}.")
+    elif isinstance(value, int) and abs(value) >= 2**32:
+        raise SojournError(f"{where} = {shown(value)} is out of range; a whole number is below {2**32}.")
+
+
+def _algorithms(given: Any, run: RunTable) -> tuple[Part, ...]:
     if given is None or given == []:
         raise SojournError(f"the table [algorithm] is missing; name one of {_some(ALGORITHMS)}.")
     entries = given if isinstance(given, list) else [given]
-    parts = [_algorithm(_dict("algorithm", entry)) for entry in entries]
+    with jax.enable_x64(run.precision == "float64"), np.errstate(over="ignore"):  # as the run will hold the numbers
+        parts = [_algorithm(_dict("algorithm", entry)) for entry in entries]
     labels = [part.label for part in parts]
     for label in labels:
         if labels.count(label) > 1:
@@ -195,19 +219,27 @@ def _algorithms(given: Any) -> tuple[Part, ...]:
 
 def _algorithm(given: dict[str, Any]) -> Part:
     name = given.pop("name", None)
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        if name is None:
-            raise SojournError(f"algorithm.name is missing; give one of {_some(ALGORITHMS)}.")
+    if name is None:
+        raise SojournError(f"algorithm.name is missing; give one of {_some(ALGORITHMS)}.")
+    if not isinstance(name, str):
+        raise SojournError(f"algorithm.name = {shown(name)} is not a name; give one of {_some(ALGORITHMS)}.")
+    if name not in ALGORITHMS:
         raise unknown_name("algorithm.name", name, ALGORITHMS)
     label = given.pop("label", name)
-    if not isinstance(label, str) or not label.strip() or any(c in label for c in '/\\\0"') or label.startswith("."):
-        raise SojournError(f"algorithm.label = {label!r} must be a name that can be a folder's.")
+    if not _can_be_a_folder(label):
+        raise SojournError(f"algorithm.label = {shown(label)} must be a name that can be a folder's.")
     for option, value in ALGORITHMS[name].settled.items():
         if option in given:
             raise SojournError(f'algorithm.{option} is settled by "{name}" ({value}); take it out.')
     part = Part(name, _checked("algorithm", _algorithm_model(name), given).model_dump(), label)
     build_algorithm(part)  # numbers that only make sense together are refused by the method itself
     return part
+
+
+def _can_be_a_folder(label: Any) -> bool:
+    if not isinstance(label, str) or not label.strip() or not label.isprintable() or len(label.encode()) > 100:
+        return False
+    return not any(c in label for c in '/\\"') and not label.startswith(".")
 
 
 def build_algorithm(part: Part) -> Algorithm:
@@ -230,7 +262,9 @@ def _check_together(config: Config) -> None:
     if isinstance(share, float) and share > 1:
         raise SojournError(f"run.participation = {share:g} is out of range; a share is at most 1, a number is whole.")
     if isinstance(share, int) and share > number:
-        raise SojournError(f"run.participation = {share} clients per round, but the federation has only {number}.")
+        raise SojournError(
+            f"run.participation = {shown(share)} clients per round, but the federation has only {number}."
+        )
 
 
 def num_clients(config: Config) -> int:
@@ -257,8 +291,20 @@ def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dict(table: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise SojournError(f"{table} = {value!r} is not a table; write [{table}] and its keys below.")
+        raise SojournError(f"{table} = {shown(value)} is not a table; write [{table}] and its keys below.")
+    for key in value:
+        if not isinstance(key, str) or not key.isprintable():
+            raise SojournError(f"[{table}] has the key {shown(key)}, which is not a word; take it out.")
     return dict(value)
+
+
+def shown(value: Any) -> str:
+    """A value as a sentence can show it: on one line, and not too long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python does not write out numbers of thousands of digits
+        text = "a value too large to show"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _some(registry: Mapping[str, Any]) -> str:
@@ -281,7 +327,8 @@ def _signature_model(function: Callable[..., Any]) -> type[BaseModel]:
 @functools.cache
 def _partition_model(function: Callable[..., Any]) -> type[BaseModel]:
     number = Annotated[int, Field(ge=1, le=1_000_000, description="clients that the data are dealt to")]
-    return create_model("Options", __base__=_signature_model(function), num_clients=(number, 10))
+    seed = Annotated[int, Field(ge=0, lt=2**32, description="of the dealing")]
+    return create_model("Options", __base__=_signature_model(function), num_clients=(number, 10), seed=(seed, 0))
 
 
 @functools.cache
@@ -332,9 +379,9 @@ def _sentence(table: str, model: type[BaseModel], error: pydantic.ValidationErro
         return str(unknown_key(table, str(first["loc"][-1]), model.model_fields)) + tail
     if first["type"] == "missing":
         return f"{where} is missing; give {_expectation(model, str(first['loc'][0]))}.{tail}"
-    shown = repr(first["input"])
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return f"{where} = {shown} does not fit; expected {_expectation(model, str(first['loc'][0]))}.{tail}"
+    return (
+        f"{where} = {shown(first['input'])} does not fit; expected {_expectation(model, str(first['loc'][0]))}.{tail}"
+    )
 
 
 def _expectation(model: type[BaseModel], name: str) -> str:

@@ -6,6 +6,7 @@ what it computes does not depend on where the chunks end.
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import threading
@@ -19,19 +20,20 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from sojourn.algorithms.base import Algorithm
+from sojourn.algorithms.base import Algorithm, Who
 from sojourn.core.compilation import use_compilation_cache
 from sojourn.core.errors import SojournError, unknown_name
+from sojourn.core.federation import Federation
 from sojourn.core.keys import root_key
 from sojourn.core.options import options_of
 from sojourn.diagnostics.probes import check_probes
 from sojourn.engine import ENGINES, Engine
+from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
 from sojourn.engine.accounting import Wire, has_known, message_shapes, one_memory, wire_of
 from sojourn.engine.checkpoint import fingerprint, load_state, save_state
 from sojourn.engine.compiled import final_answer
 from sojourn.engine.participation import cohort_size
 from sojourn.engine.rounds import Course, Plan, RunState, divergence_limit, fixed_members, start
-from sojourn.federation import Federation
 from sojourn.history import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -79,6 +81,10 @@ def make_job(
         raise SojournError(f"eval_every = {eval_every} is out of range; give at least 1.")
     check_probes(tuple(record))
     cohort = cohort_size(participation, federation.num_clients)
+    if cohort < federation.num_clients and algorithm.needs_everyone():
+        raise SojournError(
+            f"{type(algorithm).__name__} is only right when everyone takes part; leave participation out."
+        )
     plan = Plan(cohort, machine.width(federation, cohort), tuple(record), many)
     return Job(federation, algorithm, rounds, machine, plan, eval_every or max(1, rounds // 100))
 
@@ -155,10 +161,9 @@ class Running:
         self.status = "running"
         one = jax.tree.map(lambda leaf: leaf[0], job.algorithm) if job.plan.many else job.algorithm
         self._wires = self._measure_wires(one)
-        self._identity = ""
+        self._identity, self._found = "", dict[str, Any]()  # the manifest of the run that goes on
         if out is not None:
-            self._identity = fingerprint(job.algorithm, job.federation.clients, job.federation.x0, state.root, job.plan,
-                                         str(job.eval_every))  # fmt: skip
+            self._identity = fingerprint(job.algorithm, job.federation.clients, job.federation.x0, state.root, job.plan)
             self._open_directory(out, resume)
 
     def _measure_wires(self, algorithm: Algorithm) -> dict[str, list[Wire]]:
@@ -179,8 +184,10 @@ class Running:
         if resume and (out / STATE_FILE).exists():  # killed before the first save: there is nothing to lose
             saved = load_state(out / STATE_FILE, self.state, self._identity)
             kept = _read_table(out / TABLE_FILE, int(saved.round))
-            self.state, self.tables = saved, [kept]
+            self.state, self.tables = saved, [self._without_closing(kept)]
             self.seconds = float(kept["seconds"].sum()) / max(1, self._num_settings() or 1)
+            self.status = "diverged" if _all_diverged(kept) else "running"
+            self._found = _read_manifest(out / MANIFEST_FILE)
         elif not resume and ((out / MANIFEST_FILE).exists() or (out / STATE_FILE).exists()):
             raise SojournError(f"{out} holds a run already; use --resume to go on with it, or another --out.")
 
@@ -205,7 +212,7 @@ class Running:
         job = self.job
         opening = bool(job.algorithm.opening()) and int(self.state.round) == 0
         saved_at, pace, warm = time.monotonic(), 1, False
-        while (done := int(self.state.round)) < job.rounds and not stopped.is_set():
+        while (done := int(self.state.round)) < job.rounds and self.status == "running" and not stopped.is_set():
             if not warm:
                 self._warm_up(opening)
             left = job.rounds - done
@@ -216,8 +223,7 @@ class Running:
             display.update(int(self.state.round), self._latest())
             if diverged:
                 self.status = "diverged"
-                break
-            if self.out is not None and time.monotonic() - saved_at > _SAVE_SECONDS:
+            elif self.out is not None and time.monotonic() - saved_at > _SAVE_SECONDS:
                 self._save()
                 saved_at = time.monotonic()
 
@@ -270,7 +276,10 @@ class Running:
         answer = final_answer(job.algorithm, clients, self.state, plan=job.plan)
         rebuild = job.federation.rebuild
         history.params = rebuild(answer.tree)  # of a sweep: every leaf with a leading axis of settings
-        if self.out is not None:
+        ends = ("status", "rounds", "rounds_asked")
+        if self._found and all(self._found.get(name) == history.manifest[name] for name in ends):
+            history.manifest = self._found  # nothing was left to do, so nothing is written
+        elif self.out is not None:
             history.save(self.out)
             save_state(self.out / STATE_FILE, self.state, self._identity)
         return history
@@ -278,11 +287,26 @@ class Running:
     def _count_closing(self, table: pd.DataFrame) -> pd.DataFrame:
         """What the closing exchanges send belongs to the last round."""
         last = table["round"] == self.job.rounds
-        for exchange, wire in zip(self.job.algorithm.closing(), self._wires["closing"], strict=True):
-            number = self.job.federation.num_clients if fixed_members(exchange, 0, 1) else self.job.plan.cohort
-            for name in dataclasses.asdict(wire):
-                table.loc[last, name] += number * getattr(wire, name)
+        for name, number in self._sent("closing").items():
+            table.loc[last, name] += number
         return table
+
+    def _without_closing(self, table: pd.DataFrame) -> pd.DataFrame:
+        """A finished run's last round as it was before the closing: it is counted again, perhaps in a later round."""
+        done = int(self.state.round)
+        if self._wires["closing"] and done > 0:
+            phase = "opening" if done == 1 and self._wires["opening"] else "steady"
+            for name, number in self._sent(phase).items():
+                table.loc[table["round"] == done, name] = number
+        return table
+
+    def _sent(self, phase: str) -> dict[str, int]:
+        """What a phase's exchanges send in all, by column."""
+        algorithm = self.job.algorithm
+        exchanges = {"opening": algorithm.opening, "steady": algorithm.exchanges, "closing": algorithm.closing}[phase]()
+        sizes = {Who.ALL: self.job.federation.num_clients, Who.COHORT: self.job.plan.cohort, Who.ONE: 1, Who.FIRST: 1}
+        pairs = list(zip(exchanges, self._wires[phase], strict=True))
+        return {name: sum(sizes[e.who] * getattr(wire, name) for e, wire in pairs) for name in WIRE_COLUMNS}
 
     def _history(self, table: pd.DataFrame) -> History:
         manifest = {
@@ -311,10 +335,27 @@ def _read_table(path: Path, rounds: int) -> pd.DataFrame:
             f"the table {path} cannot be read ({type(error).__name__}); it was left as it is: "
             "restore it from a copy, or start again in another --out."
         ) from error
+    if not {"round", "seconds", "diverged"} <= set(table.columns):
+        raise SojournError(f"the table {path} is not that of a run; restore it from a copy.")
     table = table[table["round"] <= rounds].reset_index(drop=True)
-    if len(table) == 0 or int(table["round"].max()) != rounds:
+    if len(table) == 0 or (int(table["round"].max()) != rounds and not _all_diverged(table)):
         raise SojournError(f"the table {path} ends before round {rounds} of the checkpoint; restore it from a copy.")
     return table
+
+
+def _all_diverged(table: pd.DataFrame) -> bool:
+    """Whether every setting's last row has diverged."""
+    settings = table["setting"] if "setting" in table else np.zeros(len(table))
+    return bool(table.groupby(settings)["diverged"].last().all())
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """A kept manifest; one that is damaged is as good as none, since a run writes it anew."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @contextlib.contextmanager

@@ -3,41 +3,69 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
+import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import pandas as pd
 
-from sojourn.config import Config, Part, build_algorithm, parse_value, set_value, to_toml, validate
+from sojourn.config import Config, Part, build_algorithm, parse_value, set_value, shown, to_toml, validate
 from sojourn.core.errors import SojournError
+from sojourn.core.federation import Federation
+from sojourn.core.files import write_atomically
 from sojourn.core.keys import root_key
-from sojourn.data import DATASETS
+from sojourn.core.vec import size
+from sojourn.data import DATASETS, Dataset
 from sojourn.driver import run
 from sojourn.engine import ENGINES
-from sojourn.engine.checkpoint import write_atomically
-from sojourn.federation import Federation
-from sojourn.history import CONFIG_FILE, MANIFEST_FILE, History, load_history
+from sojourn.history import CONFIG_FILE, MANIFEST_FILE, STATE_FILE, TABLE_FILE, History, load_history
 from sojourn.models import MODELS
 from sojourn.partition import PARTITIONS
 from sojourn.problems import PROBLEMS
 from sojourn.sweeping import Setting, sweep_settings
 
+# The files of a run, the figures of its report, and what a kill may leave of a file that was being written.
+_OF_A_RUN = re.compile(
+    "|".join(map(re.escape, (CONFIG_FILE, MANIFEST_FILE, TABLE_FILE, STATE_FILE, "report.html")))
+    + r"|figure-.*\.(png|svg|pdf)|\..*\.new"
+)
+_MAX_SETTINGS = 100_000
+_MAX_PARAMETERS = 1 << 28  # of a model: a gibibyte of float32, of which a run holds several
+
 
 def build_federation(config: Config) -> Federation:
     """Data, partition, model and problem, put together."""
     parts: list[Any] = []
-    if config.data is not None and config.partition is not None:
-        data = DATASETS[config.data.name](**config.data.options)
-        parts += [data, PARTITIONS[config.partition.name](data.y_train, **config.partition.options)]
-        if config.model is not None:
-            options = dict(config.model.options)
-            key = root_key(options.pop("seed"))
-            parts.append(MODELS[config.model.name](data.x_train.shape[1:], data.num_classes, key, **options))
-    return PROBLEMS[config.problem.name].build(*parts, **config.problem.options)
+    try:
+        if config.data is not None and config.partition is not None:
+            data = DATASETS[config.data.name](**config.data.options)
+            if len(data.y_test) == 0:
+                raise SojournError(f'data "{data.name}" is left without test samples; raise data.test_share.')
+            parts += [data, PARTITIONS[config.partition.name](data.y_train, **config.partition.options)]
+            if config.model is not None:
+                parts.append(_model(config.model, data))
+        return PROBLEMS[config.problem.name].build(*parts, **config.problem.options)
+    except MemoryError:
+        raise SojournError(f'problem "{config.problem.name}" does not fit into memory; make it smaller.') from None
+
+
+def _model(part: Part, data: Dataset) -> Any:
+    options = dict(part.options)
+    key = root_key(options.pop("seed"))
+    make = functools.partial(MODELS[part.name], data.x_train.shape[1:], data.num_classes, key, **options)
+    number = size(eqx.filter(eqx.filter_eval_shape(make), lambda leaf: hasattr(leaf, "shape")))
+    if number > _MAX_PARAMETERS:
+        raise SojournError(
+            f'model "{part.name}" would have {number:.3g} parameters; at most {_MAX_PARAMETERS:.3g} are taken.'
+        )
+    return make()
 
 
 @contextlib.contextmanager
@@ -48,22 +76,25 @@ def precision(config: Config) -> Iterator[None]:
 
 def run_config(config: Config, out: Path, *, resume: bool = False, progress: bool | None = None) -> list[History]:
     """Runs every method of a config; several methods get a folder each."""
-    _claim(out, config, resume)
+    _claim(out, resume)
+    _write_config(out, config.tables, resume)
     histories = []
     with precision(config):
         federation = build_federation(config)
         for part in config.algorithms:
             place = out if len(config.algorithms) == 1 else out / part.label
             tables = {**config.tables, "algorithm": _entry(config, part)}
-            _write_config(place, tables)
+            _write_config(place, tables, resume)
             history = run(
                 federation, build_algorithm(part), config.run.rounds,
                 seed=config.run.seed, out=place, resume=resume, label=part.label, config=tables, progress=progress,
                 **_how(config),
             )  # fmt: skip
             histories.append(history)
+            _write_config(place, tables)
             if history.status == "stopped":
                 break
+    _write_config(out, config.tables)
     return histories
 
 
@@ -81,33 +112,37 @@ def _entry(config: Config, part: Part) -> dict[str, Any]:
     return next(e for e in (entries if isinstance(entries, list) else [entries]) if e["label"] == part.label)
 
 
-def _claim(out: Path, config: Config, resume: bool) -> None:
+def _claim(out: Path, resume: bool) -> None:
     """The directory must be new, or hold the run that is to go on. Nothing is ever overwritten by accident."""
     if out.exists() and not out.is_dir():
         raise SojournError(f"{out} is a file; give a directory as --out.")
-    try:
-        holds_something = out.is_dir() and any(out.iterdir())
-    except OSError as error:
-        raise SojournError(f"cannot look into {out}: {error.strerror}.") from None
-    if not resume and holds_something:
+    if not resume and out.is_dir() and any(out.iterdir()):
         raise SojournError(
             f"{out} is not empty; use --resume to go on with its run, --force to replace it, or another --out."
         )
-    _write_config(out, config.tables)
 
 
-def _write_config(out: Path, tables: Mapping[str, Any]) -> None:
+def _write_config(out: Path, tables: Mapping[str, Any], resume: bool = False) -> None:
+    """The config beside a run. To resume must not replace it before the checkpoint is known to be that run's."""
+    if resume and (out / CONFIG_FILE).exists():
+        return
     write_atomically(out / CONFIG_FILE, lambda path: path.write_text(to_toml(tables), encoding="utf-8"))
 
 
 def discard(out: Path) -> None:
-    """Removes an earlier run, and only what looks like one."""
+    """Removes an earlier run, and only what looks like one: a config, and no file that no run writes."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not out.is_dir() or not (out / CONFIG_FILE).is_file():
         raise SojournError(
             f"{out} does not look like a run of sojourn, so --force leaves it alone; remove it yourself."
         )
+    for path in out.rglob("*"):
+        if path.is_symlink() or (path.is_file() and not _OF_A_RUN.fullmatch(path.name)):
+            raise SojournError(
+                f"{out} holds {path.relative_to(out)}, which no run writes, so --force leaves it alone; remove it "
+                "yourself."
+            )
     shutil.rmtree(out)
 
 
@@ -115,18 +150,23 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     """An axis of a sweep: "algorithm.step_size=0.01,0.1,1", or whole numbers as a range, "run.seed=0:20"."""
     key, sign, values = text.partition("=")
     key = key.strip()
-    if not sign or len(key.split(".")) not in (2, 3) or not values.strip():
-        raise SojournError(f"the axis {text!r} is not of the form table.key=value,value,… or table.key=from:to.")
-    pieces = values.split(":")
-    if len(pieces) in (2, 3) and all(piece.strip().lstrip("-").isdigit() for piece in pieces):
-        found: list[Any] = list(range(*(int(piece) for piece in pieces)))
+    if not sign or len(key.split(".")) not in (2, 3) or not all(key.split(".")) or not values.strip():
+        raise SojournError(f"the axis {shown(text)} is not of the form table.key=value,value,… or table.key=from:to.")
+    if key in ("algorithm.name", "algorithm.label"):
+        raise SojournError(f"{key} cannot be an axis; write one [[algorithm]] for each method instead.")
+    found: list[Any]
+    if re.fullmatch(r"\s*-?\d{1,18}\s*(:\s*-?\d{1,18}\s*){1,2}", values):
+        bounds = [int(piece) for piece in values.split(":")]
+        if bounds[2:] == [0] or len(range(*bounds)) > _MAX_SETTINGS:
+            raise SojournError(f"the axis {shown(text)} is not a range of at most {_MAX_SETTINGS} whole numbers.")
+        found = list(range(*bounds))
     else:
         parsed = parse_value(f"[{values}]")
         found = parsed if isinstance(parsed, list) else [parse_value(piece) for piece in values.split(",")]
     if not found:
-        raise SojournError(f"the axis {text!r} holds no values.")
-    if len({repr(value) for value in found}) != len(found):
-        raise SojournError(f"the axis {text!r} names a value twice.")
+        raise SojournError(f"the axis {shown(text)} holds no values.")
+    if len({value if isinstance(value, (int, float, str)) else repr(value) for value in found}) != len(found):
+        raise SojournError(f"the axis {shown(text)} names a value twice.")
     return key, found
 
 
@@ -137,18 +177,23 @@ def sweep_config(
     parsed = dict(parse_axis(axis) for axis in axes)
     if len(parsed) != len(axes):
         raise SojournError("an axis is given twice; write its values in one list.")
+    number = math.prod(len(values) for values in parsed.values())
+    if number > _MAX_SETTINGS:
+        raise SojournError(f"the axes make {number} settings; a sweep takes at most {_MAX_SETTINGS}.")
     points = [dict(zip(parsed, values, strict=True)) for values in itertools.product(*parsed.values())]
     configs = [_at(tables, point) for point in points]
-    _claim(out, validate(tables) if not points else configs[0], resume)
-    _write_config(out, {**configs[0].tables, "sweep": parsed})
+    resolved = {**configs[0].tables, "sweep": parsed}
+    _claim(out, resume)
+    _write_config(out, resolved, resume)
     labels = [part.label for part in configs[0].algorithms]
     histories = []
     for label in labels:
         place = out if len(labels) == 1 else out / label
         histories.append(_sweep_method(label, points, configs, place, resume, progress))
-        _write_config(place, {**configs[0].tables, "sweep": parsed})
+        _write_config(place, resolved)
         if histories[-1].status == "stopped":
             break
+    _write_config(out, resolved)
     return histories
 
 
@@ -218,7 +263,9 @@ def _joined(parts: list[History]) -> History:
         "num_diverged": sum(part.manifest["num_diverged"] for part in parts),
         "seconds": round(sum(part.manifest["seconds"] for part in parts), 4),
         "compile_seconds": round(sum(part.manifest["compile_seconds"] for part in parts), 4),
-        "axes": {key: sorted({v for p in parts for v in p.manifest["axes"][key]}, key=str) for key in manifest["axes"]},
+        "axes": {
+            key: list(dict.fromkeys(v for p in parts for v in p.manifest["axes"][key])) for key in manifest["axes"]
+        },
     }
     return History(pd.concat(tables, ignore_index=True), manifest)
 

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from sojourn.core.errors import SojournError
+from sojourn.core.files import write_atomically
 from sojourn.core.oracle import KINDS
 from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
 from sojourn.engine.accounting import Wire
-from sojourn.engine.checkpoint import write_atomically
 from sojourn.engine.rounds import Rows
 
 STATE_FILE, TABLE_FILE, MANIFEST_FILE, CONFIG_FILE = "state.npz", "history.parquet", "manifest.json", "config.toml"
@@ -143,7 +143,10 @@ def load_history(directory: Path | str) -> History:
     try:
         manifest = json.loads(manifest_path.read_text())
         table = pd.read_parquet(directory / TABLE_FILE)
-        config = tomllib.loads(config_path.read_text()) if config_path.is_file() else None
+        config = tomllib.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else None
+        if not {"label", "status"} <= set(manifest) or not {"round", "diverged"} <= set(table.columns):
+            raise ValueError("its files are not those of a run")
     except Exception as error:  # any damage of any of the three files is the same sentence to a reader
-        raise SojournError(f"the run in {directory} cannot be read: {type(error).__name__}: {error}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise SojournError(f"the run in {directory} cannot be read: {type(error).__name__}: {reason}.") from error
     return History(table, manifest, label=manifest.get("label", directory.name), config=config)

@@ -17,12 +17,12 @@ import pandas as pd
 
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.errors import SojournError
+from sojourn.core.federation import Federation
 from sojourn.core.keys import root_key
 from sojourn.core.vec import size
 from sojourn.driver import Running, describe, make_job, run, stop_on_signal
 from sojourn.engine import ENGINES, Engine
 from sojourn.engine.rounds import RunState, start
-from sojourn.federation import Federation
 from sojourn.history import History
 from sojourn.progress import Display
 
@@ -97,12 +97,13 @@ def sweep_settings(
             chosen = [settings[i] for i in block]
             if not _sweeps(engine):
                 history = _one_by_one(federation, chosen, rounds, place, resume, how)
+                block = block[: int(history.table["setting"].max()) + 1]
             else:
                 running = _stacked(federation, chosen, rounds, place, resume, label, how)
                 with Display(f"{label} {number + 1}/{len(blocks)}", rounds, progress) as display:
                     history = running.to_the_end(display, stopped)
             parts.append((block, history))
-            if stopped.is_set():
+            if history.status == "stopped":
                 break
     merged = _merge(settings, parts, label, config)
     if directory is not None:
@@ -155,9 +156,12 @@ def _one_by_one(
     for number, setting in enumerate(settings):
         place = None if out is None else out / f"run-{number:03d}"
         histories.append(run(federation, setting.algorithm, rounds, seed=setting.seed, out=place, resume=resume, **how))
+        if histories[-1].status == "stopped":
+            break
     table = pd.concat([h.table.assign(setting=number) for number, h in enumerate(histories)], ignore_index=True)
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[h.params for h in histories])
-    return History(table, histories[0].manifest, params=params)
+    spent = {name: sum(h.manifest[name] for h in histories) for name in ("seconds", "compile_seconds")}
+    return History(table, {**histories[-1].manifest, **spent}, params=params)
 
 
 def _merge(

@@ -44,6 +44,7 @@ class Context(eqx.Module):
     round: jax.Array  # rounds finished before this one
     num_clients: int = eqx.field(static=True)
     num_answers: jax.Array | int = 1
+    share: jax.Array | float = 1.0  # of the objective's weight that those who answered hold
     staleness: jax.Array | int = 0  # server updates since the answer's model was sent; 0 in synchronous rounds
     weights: jax.Array | None = None  # of the stacked answers, summing to one; only with reduce="stack"
 
@@ -74,6 +75,10 @@ class Algorithm(eqx.Module):
     def __check_init__(self) -> None:
         for name, (option, _) in options_of(type(self)).items():
             option.check(name, getattr(self, name))
+
+    def needs_everyone(self) -> bool:
+        """Whether the method is only right when all clients take part in every round."""
+        return False
 
     def init_server(self, x0: Vec) -> Any:
         raise NotImplementedError

@@ -45,8 +45,11 @@ class IterateSum(eqx.Module):
     def add(self, x: Vec) -> "IterateSum":
         return IterateSum(self.total + x, self.weight + 1)
 
-    def mean(self) -> Vec:
-        return self.total / jnp.maximum(self.weight, jnp.finfo(self.weight.dtype).tiny)
+    def mean(self, otherwise: Vec) -> Vec:
+        """The weighted mean; `otherwise` while nothing has been added."""
+        empty = self.weight == 0
+        mean = self.total / jnp.where(empty, 1, self.weight)
+        return Vec(jax.tree.map(lambda a, b: jnp.where(empty, a, b), otherwise.tree, mean.tree))
 
 
 def descend_and_sum(

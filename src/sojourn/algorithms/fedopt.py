@@ -3,7 +3,8 @@
 Reddi et al., ICLR 2021, Algorithm 2 (FedAdagrad, FedAdam, FedYogi); Hsu et al. 2019 (FedAvgM).
 Paper to code: eta_l -> step_size, eta -> server_step_size, beta_1 -> momentum, beta_2 -> second_moment, tau -> epsilon.
 Departures: Optax's Adam and Yogi correct the bias of their moments, which the paper's server does not; Adagrad's sum
-starts at tau^2 as in the paper, Adam's and Yogi's second moments where Optax starts them.
+starts at tau^2 as in the paper, Adam's and Yogi's second moments where Optax starts them; Optax's Adagrad has
+sqrt(v + tau) where the paper has sqrt(v) + tau.
 """
 
 import inspect
@@ -30,8 +31,11 @@ def _takes_a_step_size(name: str) -> bool:
     return "learning_rate" in parameters and all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in others)
 
 
-# Optimizers whose update needs more than gradients (a loss to line-search on, a closure) cannot stand at a server.
-OPTIMIZERS = tuple(name for name in dir(optax) if _takes_a_step_size(name) and name not in ("lbfgs", "polyak_sgd"))
+# Cannot stand at a server: those that need more than gradients (a loss to search on, a random key), and a retired one.
+_UNFIT = ("lbfgs", "noisy_sgd", "optimistic_adam", "polyak_sgd")
+OPTIMIZERS = tuple(
+    name for name in dir(optax) if _takes_a_step_size(name) and name not in _UNFIT and not name.startswith("scale_by")
+)
 
 
 class ServerState(eqx.Module):
@@ -60,7 +64,8 @@ class FedOpt(Algorithm):
     def aggregate(self, server: ServerState, up: Vec, context: Context) -> ServerState:
         pseudo_gradient = -up
         change, state = self._transformation().update(pseudo_gradient.tree, server.optimizer, server.x.tree)
-        return ServerState(server.x + Vec(change), state)
+        moved = ServerState(server.x + Vec(change), state)
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), moved, server)  # Optax promotes narrow models
 
     def _transformation(self) -> optax.GradientTransformation:
         if callable(self.optimizer):

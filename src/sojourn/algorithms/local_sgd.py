@@ -13,9 +13,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, Who
 from sojourn.algorithms.descent import IterateSum, descend, descend_and_sum, send_memory
+from sojourn.core.errors import SojournError
 from sojourn.core.options import choice, count, positive, real
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec, norm
@@ -36,6 +38,14 @@ class LocalSGD(Algorithm):
     strong_convexity: Any = real(0.0, symbol="mu", low=0.0)  # this and the next two only weigh the output
     smoothness: Any = real(0.0, symbol="H", low=0.0)
     hessian_heterogeneity: Any = real(0.0, symbol="tau", low=0.0)
+
+    def __check_init__(self) -> None:
+        known = isinstance(self.strong_convexity, jax.core.Tracer) or bool(jnp.all(self.strong_convexity > 0))
+        if self.output in ("exp", "coupled") and not known:
+            raise SojournError(f'output = "{self.output}" weighs by strong_convexity, which is 0; give it.')
+
+    def needs_everyone(self) -> bool:
+        return self.output in ("exp", "coupled")  # their weights decay from round to round, not from visit to visit
 
     def init_server(self, x0: Vec) -> ServerState:
         return ServerState(x0, None if self.output == "last" else x0)
@@ -68,7 +78,7 @@ class LocalSGD(Algorithm):
         return server.x if server.average is None else server.average
 
     def _take_sum(self, server: ServerState, up: IterateSum, context: Context) -> ServerState:
-        return ServerState(server.x, up.mean())
+        return ServerState(server.x, up.mean(otherwise=server.x))
 
     def _decays(self) -> tuple[Any, Any]:
         eta, mu, steps = self.step_size, self.strong_convexity, self.num_local_steps

@@ -7,7 +7,7 @@ Smoothness becomes H + lambda, which the text ignores: keep eta <= 1/(4H).
 Clients remember x0, the model of the first round, so it is sent once and then known; everyone must take part.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -37,7 +37,8 @@ class RegularizedLocalSGD(Algorithm):
     num_local_steps: int = count(10, symbol="K")
     regularization: Any = positive(0.01, symbol="mu_reg")
 
-    who: ClassVar[Who] = Who.ALL
+    def needs_everyone(self) -> bool:
+        return True
 
     def init_server(self, x0: Vec) -> ServerState:
         return ServerState(x0, x0, x0)
@@ -67,4 +68,4 @@ class RegularizedLocalSGD(Algorithm):
         return server.average
 
     def _take_sum(self, server: ServerState, up: IterateSum, context: Context) -> ServerState:
-        return ServerState(server.x, server.x0, up.mean())
+        return ServerState(server.x, server.x0, up.mean(otherwise=server.x))

@@ -54,5 +54,5 @@ class Scaffold(Algorithm):
         return ModelAndControl(y - down.x, c_new - c_i), c_new, {"drift": norm(y - down.x)}
 
     def aggregate(self, server: ModelAndControl, up: ModelAndControl, context: Context) -> ModelAndControl:
-        share = context.num_answers / context.num_clients  # |S| / N
-        return ModelAndControl(server.x + self.outer_step_size * up.x, server.c + share * up.c)
+        # The paper's |S|/N; with unequal weights, the share that the cohort holds of them.
+        return ModelAndControl(server.x + self.outer_step_size * up.x, server.c + context.share * up.c)

@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sojourn.core.errors import SojournError, unknown_name
 
@@ -40,6 +41,9 @@ class Option:
             return
         if isinstance(value, jax.core.Tracer) or getattr(value, "ndim", 0) > 0:
             return
+        noun, kinds = ("a whole number", int) if self.kind == "int" else ("a number", (int, float, jax.Array))
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise SojournError(f"{name} = {value!r} is not {noun}; expected {self.range_text()}.")
         number = float(value)
         below = self.low is not None and (number <= self.low if self.open_low else number < self.low)
         above = self.high is not None and number > self.high
@@ -59,6 +63,10 @@ def _to_float(value: Any) -> Any:
     return jnp.asarray(value, dtype=jnp.result_type(float))
 
 
+def _to_int(value: Any) -> Any:
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def real(default: Any = REQUIRED, *, symbol: str = "", low: float | None = None, high: float | None = None,
          open_low: bool = False, optional: bool = False) -> Any:  # fmt: skip
     """A real hyperparameter: traced."""
@@ -73,7 +81,7 @@ def positive(default: Any = REQUIRED, *, symbol: str = "", optional: bool = Fals
 def count(default: Any = REQUIRED, *, symbol: str = "", low: int = 1, optional: bool = False) -> Any:
     """A whole number that shapes the program: static."""
     option = Option("int", symbol, low, optional=optional)
-    return eqx.field(default=default, static=True, metadata={"option": option})
+    return eqx.field(default=default, static=True, converter=_to_int, metadata={"option": option})
 
 
 def choice(default: str, choices: tuple[str, ...], *, or_function: bool = False) -> Any:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import jax
 
 from sojourn.core.errors import unknown_name
+from sojourn.core.federation import Clients
 from sojourn.core.vec import Vec, norm
-from sojourn.federation import Clients
 
 Probe = Callable[[Clients, Vec], jax.Array]
 

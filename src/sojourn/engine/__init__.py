@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Protocol
 import jax
 
 from sojourn.algorithms.base import Algorithm
+from sojourn.core.federation import Clients, Federation
 from sojourn.engine.compiled import Compiled
 from sojourn.engine.reference import Reference
 from sojourn.engine.rounds import Course, Plan, Rows, RunState
-from sojourn.federation import Clients, Federation
 
 
 class Engine(Protocol):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sojourn.algorithms.base import Algorithm, Exchange, Known
-from sojourn.federation import Clients
+from sojourn.core.federation import Clients
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,8 @@
 """Saving and loading a run's state: one file, written whole or not at all, and never mistaken for another run's."""
 
 import json
-import os
 import re
-import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +10,9 @@ import jax
 import numpy as np
 
 from sojourn.core.errors import SojournError
+from sojourn.core.files import write_atomically
 
 _FORMAT = 1
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes beside the file, then renames over it: a reader, or a kill, sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(beside)
-        with open(beside, "rb+") as stream:
-            os.fsync(stream.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        raise SojournError(f"cannot write {path}: {error.strerror or error}; choose another --out.") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def fingerprint(*parts: Any) -> str:
@@ -39,14 +22,16 @@ def fingerprint(*parts: Any) -> str:
         leaves, structure = jax.tree.flatten(part)
         total = zlib.crc32(_stable(structure).encode(), total)
         for leaf in leaves:
-            array = np.asarray(_plain(leaf)) if not isinstance(leaf, str) else np.frombuffer(leaf.encode(), np.uint8)
+            array = np.asarray(_plain(leaf))
+            if array.dtype.kind not in "biufcV":  # no numbers: an object's bytes would be its address in memory
+                array = np.frombuffer(_stable(repr(leaf)).encode(), np.uint8)
             total = zlib.crc32(f"{array.shape}{array.dtype}".encode(), total)
             total = zlib.crc32(np.ascontiguousarray(array).tobytes(), total)
     return f"{total:08x}"
 
 
 def _stable(structure: Any) -> str:
-    """The structure's text without memory addresses of functions, which change from process to process."""
+    """An object's text without memory addresses of functions, which change from process to process."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(structure))
 
 
@@ -75,7 +60,7 @@ def load_state(path: Path, template: Any, identity: str) -> Any:
         with np.load(path, allow_pickle=False) as saved:
             meta = json.loads(str(saved["meta"]))
             arrays = [saved[f"leaf{i}"] for i in range(meta["leaves"])]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, TypeError) as error:
+    except Exception as error:  # a flipped byte can make zip and NumPy raise almost anything
         raise SojournError(
             f"the checkpoint {path} is damaged ({type(error).__name__}); it was left as it is: "
             "restore it from a copy, or start again in another --out."
@@ -91,4 +76,6 @@ def load_state(path: Path, template: Any, identity: str) -> Any:
 def _restore(array: np.ndarray, leaf: jax.Array) -> jax.Array:
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jax.numpy.asarray(array), impl="threefry2x32")
+    if array.dtype.kind == "V":  # NumPy stores types of JAX's own, such as bfloat16, as plain bytes
+        array = array.view(leaf.dtype)
     return jax.numpy.asarray(array, leaf.dtype)

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from sojourn.algorithms.base import Algorithm
+from sojourn.core.federation import Clients, Federation
 from sojourn.core.vec import size
 from sojourn.engine.rounds import Course, Plan, Rows, RunState, answer, evaluate, play_round
-from sojourn.federation import Clients, Federation
 
 # Weights, gradients and new weights of the clients that work side by side should stay in a core's own cache.
 _SIDE_BY_SIDE_BYTES = 1 << 20

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sojourn.algorithms.base import Who
 from sojourn.core.errors import SojournError
@@ -12,6 +13,7 @@ def cohort_size(participation: int | float | None, num_clients: int) -> int:
     """How many clients a round asks: all for None, a number of clients, or a share of them strictly below one."""
     if participation is None:
         return num_clients
+    participation = participation.item() if isinstance(participation, np.generic) else participation
     if isinstance(participation, bool) or not isinstance(participation, (int, float)):
         raise SojournError(f"participation = {participation!r} is not a number; give a count or a share of clients.")
     if isinstance(participation, float):

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sojourn.algorithms.base import Algorithm, Context
+from sojourn.algorithms.base import Algorithm
 from sojourn.core.errors import SojournError
+from sojourn.core.federation import Clients, Federation
 from sojourn.core.oracle import KINDS
 from sojourn.core.vec import norm
 from sojourn.engine.participation import members
-from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, evaluate, shares, visitor
-from sojourn.federation import Clients, Federation
+from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, context_of, evaluate, shares, visitor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, c
     info: dict[str, Any] = {}
     for number, exchange in enumerate(plan.exchanges(algorithm)):
         ids = members(exchange.who, round_key, clients.num_clients, plan.cohort, exchange.purpose)
-        weights = shares(algorithm, exchange, clients, ids)
+        weights = shares(algorithm, clients, ids)
         down = exchange.broadcast(server)
         ups, news = [], []
         for client in ids:
@@ -77,8 +77,7 @@ def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, c
         up = jax.tree.map(lambda *a: jnp.stack(a), *ups)
         if exchange.reduce == "mean":
             up = jax.tree.map(functools.partial(_weighted_sum, weights), up)
-        stacked = weights if exchange.reduce == "stack" else None
-        context = Context(state.round, clients.num_clients, len(ids), weights=stacked)
+        context = context_of(algorithm, exchange, clients, ids, weights, state.round)
         server = exchange.aggregate(server, up, context)
         answers.append(len(ids))
         info |= jax.tree.map(lambda *a: sum(a) / len(a), *news)

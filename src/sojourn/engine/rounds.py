@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, Who
+from sojourn.core.federation import Clients, Federation
 from sojourn.core.keys import purpose_key
 from sojourn.core.oracle import KINDS
 from sojourn.core.vec import Vec, norm
 from sojourn.diagnostics.probes import PROBES
 from sojourn.engine.participation import members
-from sojourn.federation import Clients, Federation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +103,10 @@ def play_exchanges(
     info: Info = {}
     for exchange in exchanges:
         ids = members(exchange.who, round_key, clients.num_clients, plan.cohort, exchange.purpose)
-        weights = shares(algorithm, exchange, clients, ids)
+        weights = shares(algorithm, clients, ids)
         visit = visitor(exchange, clients, exchange.broadcast(server), round_key)
         up, memory, news, used = visit_all(visit, exchange, memory, ids, weights, plan.width)
-        context = Context(
-            round=state.round, num_clients=clients.num_clients, num_answers=len(ids),
-            weights=weights if exchange.reduce == "stack" else None,
-        )  # fmt: skip
+        context = context_of(algorithm, exchange, clients, ids, weights, state.round)
         server = exchange.aggregate(server, up, context)
         calls, info = calls + used, {**info, **news}
         answers.append(len(ids))
@@ -117,14 +114,27 @@ def play_exchanges(
     return server, memory, row
 
 
-def shares(algorithm: Algorithm, exchange: Exchange, clients: Clients, ids: jax.Array) -> jax.Array:
+def _weights(algorithm: Algorithm, clients: Clients) -> jax.Array | None:
+    return clients.sizes if algorithm.weighting == "size" else clients.weights
+
+
+def shares(algorithm: Algorithm, clients: Clients, ids: jax.Array) -> jax.Array:
     """The weights of the answers, summing to one over those taking part."""
-    given = clients.sizes if algorithm.weighting == "size" else clients.weights
-    number = len(ids)
+    given, number = _weights(algorithm, clients), len(ids)
     if given is None or number == 1:
         return jnp.full(number, 1 / number, jnp.result_type(float))
     taken = given[ids]
     return taken / jnp.sum(taken)
+
+
+def context_of(
+    algorithm: Algorithm, exchange: Exchange, clients: Clients, ids: jax.Array, weights: jax.Array, round: jax.Array
+) -> Context:
+    given, number = _weights(algorithm, clients), len(ids)
+    everyone = number == clients.num_clients
+    share = number / clients.num_clients if given is None or everyone else jnp.sum(given[ids]) / jnp.sum(given)
+    stacked = weights if exchange.reduce == "stack" else None
+    return Context(round, clients.num_clients, number, share, weights=stacked)
 
 
 Visit = Callable[[jax.Array, Any], tuple[Any, Any, Info, jax.Array]]
@@ -137,6 +147,7 @@ def visitor(exchange: Exchange, clients: Clients, down: Any, round_key: jax.Arra
         key = purpose_key(jax.random.fold_in(round_key, client), exchange.purpose)
         oracle = clients.oracle(client)
         up, memory, info = exchange.local(down, memory, oracle, key)
+        info = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in info.items()}
         return up, memory, info, oracle.ledger.totals()
 
     return visit

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import Field
 
-from sojourn.federation import Federation
+from sojourn.core.federation import Federation
 from sojourn.problems import instances
 from sojourn.problems.caps import cap_regression_parameters
 from sojourn.problems.gaussian_regression import gaussian_regression

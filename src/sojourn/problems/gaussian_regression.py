@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sojourn.core.federation import Federation, build
 from sojourn.core.oracle import Objective
-from sojourn.federation import Federation, build
 from sojourn.problems.caps import regression_facts, regression_hessians
 from sojourn.problems.quadratic import Quadratic
 

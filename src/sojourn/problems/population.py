@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from sojourn.core.errors import SojournError
+from sojourn.core.federation import Federation, build
 from sojourn.core.keys import root_key, uniform_index
 from sojourn.core.oracle import Objective
 from sojourn.core.vec import size
-from sojourn.federation import Federation, build
 from sojourn.problems.finite import Loss
 
 
@@ -30,11 +30,12 @@ class Generated(Objective):
     def num_samples(self, view: Any) -> int:
         return len(jax.tree.leaves(view)[0])
 
-    def draw(self, view: Any, key: jax.Array, batch_size: int) -> jax.Array:
-        return uniform_index(key, batch_size, self.num_samples(view))
+    def draw(self, view: Any, key: jax.Array, batch_size: int) -> Any:
+        chosen = uniform_index(key, batch_size, self.num_samples(view))
+        return jax.tree.map(lambda rows: rows[chosen], view)
 
-    def value(self, x: Any, view: Any, z: jax.Array) -> jax.Array:
-        return self.loss(x, jax.tree.map(lambda a: a[z], view))
+    def value(self, x: Any, view: Any, z: Any) -> jax.Array:
+        return self.loss(x, z)
 
     def full_value(self, x: Any, view: Any) -> jax.Array:
         return self.loss(x, view)

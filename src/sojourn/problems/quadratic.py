@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sojourn.core.errors import SojournError
+from sojourn.core.federation import Federation, build
 from sojourn.core.oracle import Objective
-from sojourn.federation import Federation, build
 from sojourn.problems.quadratic_facts import quadratic_facts
 
 

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from sojourn.core.errors import SojournError
 from sojourn.core.facts import Facts
+from sojourn.core.federation import Federation
 from sojourn.data.dataset import Dataset
-from sojourn.federation import Federation
 from sojourn.partition import label_counts
 from sojourn.problems.finite import federation
 from sojourn.problems.logistic_facts import logistic_facts

@@ -4,10 +4,10 @@ A specification is a plain dictionary: the page changes its x-axis and scales in
 key matters here. `altair.Chart.from_dict` turns one into an Altair chart.
 """
 
+import functools
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 import vl_convert
 
-from sojourn.core.errors import SojournError, unknown_name
+from sojourn.core.errors import unknown_name
+from sojourn.core.files import write_atomically
 from sojourn.report.runs import FEW_SEEDS, X_COLUMNS, Run, higher_is_better, is_number, metric_title, swept_groups
 
 Spec = dict[str, Any]
@@ -143,11 +144,20 @@ def for_file(spec: Mapping[str, Any], title: str) -> Spec:
     alone = {**spec, "title": title, "background": "white"}
     if alone.get("width") == "container":
         alone |= {"width": 520, "height": 320}
-    color = dict(spec.get("encoding", {}).get("color", {}))
-    if color.get("legend", "") is None:
-        color["legend"] = {"title": None, "labelLimit": 400, **LEGEND}
-        alone["encoding"] = {**spec["encoding"], "color": color}
+    color = spec.get("encoding", {}).get("color", {})
+    if "legend" in color and color["legend"] is None and "layer" in spec:
+        legend = {"title": None, "labelLimit": 400, **LEGEND}
+        alone["encoding"] = {**spec["encoding"], "color": {**color, "legend": legend}}
+        alone["layer"] = [_with_dash_legend(layer, legend) for layer in spec["layer"]]
     return alone
+
+
+def _with_dash_legend(layer: Spec, legend: Spec) -> Spec:
+    """Past the palette runs differ by their dashes: the legend must show them. Vega-Lite merges it with the colours."""
+    encoding = layer.get("encoding", {})
+    if "strokeDash" not in encoding:
+        return layer
+    return {**layer, "encoding": {**encoding, "strokeDash": {**encoding["strokeDash"], "legend": legend}}}
 
 
 def write_figures(charts: Mapping[str, tuple[str, Spec]], folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -160,22 +170,9 @@ def write_figures(charts: Mapping[str, tuple[str, Spec]], folder: Path, formats:
         alone = for_file(spec, title)
         for form in formats:
             path = folder / f"figure-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.{form}"
-            write_atomically(path, _static(alone, form))
+            write_atomically(path, functools.partial(Path.write_bytes, data=_static(alone, form)))
             written.append(path)
     return written
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise SojournError(f"cannot write {path}: {error.strerror or error}; choose another place.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def wants_log(values: np.ndarray, metric: str) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 import vl_convert
 
 from sojourn.core.errors import unknown_name
+from sojourn.core.files import write_atomically
 from sojourn.report import figure, table
 from sojourn.report.runs import (
     History,
@@ -99,7 +100,7 @@ def render(
         bundle=markupsafe.Markup(_bundle()),
     )
     figure.write_figures({chart.key: (chart.title, chart.spec) for chart in charts}, path.parent, figures)
-    figure.write_atomically(path, html.encode())
+    write_atomically(path, lambda beside: beside.write_bytes(html.encode()))
     return path
 
 

@@ -78,6 +78,10 @@ class Run:
     def _curves(self) -> dict[str, pd.DataFrame]:
         return {}
 
+    @functools.cached_property
+    def _totals(self) -> dict[str, np.ndarray]:
+        return {column: _grid(self.frame, column) for column in X_COLUMNS[1:]}
+
     def curve(self, metric: str) -> pd.DataFrame:
         """Rows (round, floats, calls, seconds, value, lo, hi) at the evaluated rounds: median and band over seeds.
 
@@ -85,7 +89,7 @@ class Run:
         would look better than the method is.
         """
         if metric not in self._curves:
-            self._curves[metric] = _curve(self.frame, metric)
+            self._curves[metric] = _curve(self.frame, metric, self._totals)
         return self._curves[metric]
 
     def final(self, metric: str) -> float:
@@ -230,16 +234,21 @@ def _is_metric(raw: pd.DataFrame, name: str) -> bool:
     return bool(pd.api.types.is_numeric_dtype(raw[name]) and raw[name].notna().any())
 
 
-def _curve(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    values = frame.pivot(index="round", columns="seed", values=metric).to_numpy(dtype=float)  # (rounds, seeds)
+def _grid(frame: pd.DataFrame, column: str) -> np.ndarray:
+    """A column as (rounds, seeds); NaN where a seed has no such round."""
+    grid: np.ndarray = frame.pivot(index="round", columns="seed", values=column).to_numpy(dtype=float)
+    return grid
+
+
+def _curve(frame: pd.DataFrame, metric: str, totals: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    values = _grid(frame, metric)
     evaluated = ~np.isnan(values).all(axis=1)
     # cumprod: once a seed is lost the curve is over, even if a later value should be finite again
     alive = np.cumprod(np.isfinite(values[evaluated]).all(axis=1)).astype(bool)
     rounds = np.sort(frame["round"].unique())
     rows = {"round": rounds[evaluated][alive]}
-    for column in X_COLUMNS[1:]:
-        totals = frame.pivot(index="round", columns="seed", values=column).to_numpy(dtype=float)
-        rows[column] = np.median(totals[evaluated][alive], axis=1)
+    for column, total in totals.items():
+        rows[column] = np.median(total[evaluated][alive], axis=1)
     kept = values[evaluated][alive]
     low, high = band_quantiles(values.shape[1])
     rows["value"] = np.median(kept, axis=1)

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test lint check format bench clean
 
 demo: $(STAMP)  ## train on federated digits, compare four methods, write a report
 	$(BIN)/sojourn run digits --out runs/digits --force
@@ -11,11 +11,12 @@ demo: $(STAMP)  ## train on federated digits, compare four methods, write a repo
 test: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest
 
-check: $(STAMP)  ## format, lint, types, tests
+lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+
+check: lint test  ## format, lint, types, tests
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -3,7 +3,9 @@
 `make`, `variants` and the functions after them serve the other files that walk through the registry too.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,23 @@ from sojourn.engine.checkpoint import load_state, save_state
 from sojourn.engine.rounds import Plan, RunState, play_exchanges, play_round, start
 from sojourn.models.mlp import mlp
 from sojourn.problems.quadratic import Quadratic
+
+
+@contextlib.contextmanager
+def quick_compilation() -> Iterator[None]:
+    """Half the compile time: what these tests claim does not depend on how well XLA optimizes."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    with quick_compilation():
+        yield
+
 
 METHODS = pytest.mark.parametrize("name", ALGORITHMS)
 
@@ -232,8 +251,8 @@ class OnParts(Objective):
     def split(x: jax.Array) -> Any:
         return {"a": x[:1], "b": {"c": x[1:].reshape(1, 2)}}
 
-    def draw(self, view: Any, key: jax.Array, batch_size: int) -> jax.Array:
-        return self.whole.draw(view, key, batch_size)
+    def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> jax.Array:
+        return self.whole.draw(view, key, num_batches, batch_size)
 
     def value(self, x: Any, view: Any, z: jax.Array) -> jax.Array:
         return self.whole.value(self.join(x), view, z)

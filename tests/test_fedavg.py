@@ -34,10 +34,11 @@ def gradient(theta: np.ndarray, features: np.ndarray, targets: np.ndarray) -> np
 def drawn_batch(federation: Federation, round: int, client: int, step: int) -> tuple[np.ndarray, np.ndarray]:
     """The rows that the engine draws in a step with seed 0, out of those of the client."""
     objective = federation.clients.objective
-    key = jax.random.fold_in(client_key(0, round, client), step)
-    features, targets = objective.draw(objective.open(jnp.asarray(client)), key, federation.clients.batch_size)
-    assert set(np.asarray(targets)) <= set(client_data()[client][1])
-    return np.asarray(features), np.asarray(targets)
+    key = jax.random.fold_in(client_key(0, round, client), 0)
+    drawn = objective.draw(objective.open(jnp.asarray(client)), key, step + 1, federation.clients.batch_size)
+    features, targets = (np.asarray(part)[step] for part in drawn)
+    assert set(targets) <= set(client_data()[client][1])
+    return features, targets
 
 
 def fedavg(

@@ -30,6 +30,7 @@ def _draws(number: int, num_clients: int, size: int) -> jax.Array:
     return jax.vmap(lambda key: draw_cohort(key, num_clients, size))(jax.random.split(root_key(0), number))
 
 
+@functools.cache
 def draws(number: int, num_clients: int, size: int) -> np.ndarray:
     return np.asarray(_draws(number, num_clients, size))
 
@@ -43,17 +44,26 @@ def assert_uniform_over_sets(cohorts: np.ndarray, num_clients: int) -> None:
     assert LEAST_PROBABILITY < probability < 1 - LEAST_PROBABILITY
 
 
-@pytest.mark.parametrize(("num_clients", "size"), [(7, 3), (5, 4), (6, 1), (100_000, 50), (1_000_000, 100)])
-def test_members_are_different_sorted_and_in_range(num_clients: int, size: int) -> None:
-    cohorts = draws(200, num_clients, size)
-    assert cohorts.shape == (200, size)
+SMALL, NARROW, MIDDLE, LARGE, HUGE = (
+    (20_000, 7, 3),
+    (20_000, 5, 4),
+    (4000, 50, 10),
+    (4000, 70_000, 100),
+    (50, 2**26, 100),
+)
+
+
+@pytest.mark.parametrize(("number", "num_clients", "size"), [SMALL, NARROW, MIDDLE, LARGE, HUGE])
+def test_members_are_different_sorted_and_in_range(number: int, num_clients: int, size: int) -> None:
+    cohorts = draws(number, num_clients, size)
+    assert cohorts.shape == (number, size)
     assert (np.diff(cohorts, axis=1) > 0).all()
     assert cohorts.min() >= 0 and cohorts.max() < num_clients
 
 
 def test_every_set_of_clients_is_equally_likely() -> None:
-    assert_uniform_over_sets(draws(20_000, 7, 3), 7)
-    assert_uniform_over_sets(draws(20_000, 5, 4), 5)
+    assert_uniform_over_sets(draws(*SMALL), 7)
+    assert_uniform_over_sets(draws(*NARROW), 5)
 
 
 def test_the_uniformity_test_sees_a_slight_preference() -> None:
@@ -68,10 +78,9 @@ def test_the_uniformity_test_sees_a_slight_preference() -> None:
         assert_uniform_over_sets(cohorts, 7)
 
 
-@pytest.mark.parametrize(("num_clients", "size"), [(50, 10), (70_000, 100)])
-def test_clients_are_included_equally_often(num_clients: int, size: int) -> None:
+@pytest.mark.parametrize(("number", "num_clients", "size"), [MIDDLE, LARGE])
+def test_clients_are_included_equally_often(number: int, num_clients: int, size: int) -> None:
     """Counts of T cohorts have covariance T p (1 - p) N / (N - 1) (I - 1 1^T / N): a chi-square with N - 1 degrees."""
-    number = 4000
     groups = 50  # of clients with consecutive numbers: of a large population no single client is seen often
     cohorts = draws(number, num_clients, size)
     seen = np.bincount((cohorts * groups // num_clients).reshape(-1), minlength=groups)
@@ -84,9 +93,9 @@ def test_clients_are_included_equally_often(num_clients: int, size: int) -> None
 
 def test_large_populations_are_drawn_with_all_their_bits() -> None:
     """A float32 in [0, 1) has 23 bits: times 2^26 it would only ever reach every eighth client."""
-    odd = np.mean(draws(50, 2**26, 100) % 2)
+    odd = np.mean(draws(*HUGE) % 2)
     assert abs(odd - 0.5) < 5 * 0.5 / np.sqrt(50 * 100)  # five standard deviations of a fair coin
-    coarse = uniform_index(root_key(0), 5000, 2**26)
+    coarse = uniform_index(root_key(0), (5000,), 2**26)
     assert np.mean(np.asarray(coarse) % 2) == 0  # negative control: what the cheaper draw would give
 
 
@@ -111,7 +120,8 @@ def _sizes(jaxpr: Any) -> list[int]:
 
 def test_the_cohort_follows_from_the_round_and_one_from_the_purpose_too() -> None:
     key = lambda round: jax.random.fold_in(root_key(3), round)  # noqa: E731
-    ask = lambda who, round, purpose: np.asarray(members(who, key(round), 1000, 5, purpose)).tolist()  # noqa: E731
+    draw = jax.jit(members, static_argnums=(0, 2, 3, 4))
+    ask = lambda who, round, purpose: np.asarray(draw(who, key(round), 1000, 5, purpose)).tolist()  # noqa: E731
     assert ask(Who.COHORT, 0, "a") == ask(Who.COHORT, 0, "b")  # shared by the exchanges of a round
     assert ask(Who.COHORT, 0, "a") != ask(Who.COHORT, 1, "a")
     assert ask(Who.ONE, 0, "a") == ask(Who.ONE, 0, "a") != ask(Who.ONE, 0, "b")

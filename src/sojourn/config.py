@@ -43,7 +43,8 @@ class RunTable(_Table):
     rounds: Annotated[int, Field(ge=1, le=100_000_000, description="rounds of communication")] = 100
     seed: Annotated[int, Field(ge=0, lt=2**32, description="of the run's random numbers")] = 0
     participation: Annotated[
-        int | float | None, Field(gt=0, description="clients per round: a number, or a share below 1; all if left out")
+        Annotated[int, Field(gt=0)] | Annotated[float, Field(gt=0)] | None,
+        Field(description="clients per round: a number, or a share below 1; all if left out"),
     ] = None
     eval_every: Annotated[int | None, Field(ge=1, description="rounds between evaluations; a hundredth of all")] = None
     record: Annotated[list[str], Field(description="probes to evaluate besides the metrics")] = []
@@ -370,7 +371,8 @@ def _checked(table: str, model: type[BaseModel], given: Any) -> Any:
 def _sentence(table: str, model: type[BaseModel], error: pydantic.ValidationError) -> str:
     """One sentence for the first mistake, and how many more there are."""
     problems = error.errors(include_url=False)
-    first = problems[0]
+    # a misspelt option is also a missing one, and it is the spelling that is wrong
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     names = [str(part) for part in first["loc"] if str(part) in model.model_fields or isinstance(part, int)]
     where = ".".join([table, *names]) if names else table
     more = len({tuple(p["loc"][:1]) for p in problems}) - 1

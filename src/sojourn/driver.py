@@ -182,9 +182,12 @@ class Running:
 
     def _open_directory(self, out: Path, resume: bool) -> None:
         if resume and (out / STATE_FILE).exists():  # killed before the first save: there is nothing to lose
-            saved = load_state(out / STATE_FILE, self.state, self._identity)
-            kept = _read_table(out / TABLE_FILE, int(saved.round))
-            self.state, self.tables = saved, [self._without_closing(kept)]
+            self.state = load_state(out / STATE_FILE, self.state, self._identity)
+            done = int(self.state.round)
+            if done > self.job.rounds:
+                raise SojournError(f"{out} holds {done} rounds already; ask for at least as many, or another --out.")
+            kept = _read_table(out / TABLE_FILE, done)
+            self.tables = [self._without_closing(kept)]
             self.seconds = float(kept["seconds"].sum()) / max(1, self._num_settings() or 1)
             self.status = "diverged" if _all_diverged(kept) else "running"
             self._found = _read_manifest(out / MANIFEST_FILE)
@@ -218,7 +221,7 @@ class Running:
             left = job.rounds - done
             length = 1 if opening else min(left, pace, job.engine.capacity(self._num_settings()))
             seconds, diverged = self._chunk(length, opening)
-            pace = max(1, min(2 * pace if pace < 64 else left, int(length * _CHUNK_SECONDS / max(seconds, 1e-9))))
+            pace = max(1, min(8 * pace, int(length * _CHUNK_SECONDS / max(seconds, 1e-9))))
             warm, opening = not opening, False
             display.update(int(self.state.round), self._latest())
             if diverged:

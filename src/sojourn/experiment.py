@@ -114,6 +114,8 @@ def _entry(config: Config, part: Part) -> dict[str, Any]:
 
 def _claim(out: Path, resume: bool) -> None:
     """The directory must be new, or hold the run that is to go on. Nothing is ever overwritten by accident."""
+    if not str(out).isprintable():
+        raise SojournError(f"the path {shown(str(out))} is not text; give another --out.")
     if out.exists() and not out.is_dir():
         raise SojournError(f"{out} is a file; give a directory as --out.")
     if not resume and out.is_dir() and any(out.iterdir()):

@@ -1,6 +1,7 @@
 """What a run leaves behind: one table (round by column), one manifest, the answer; in memory and in a directory."""
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import platform
@@ -53,7 +54,7 @@ class History:
     def save(self, directory: Path) -> None:
         """Table and manifest; each is replaced whole."""
         write_atomically(directory / TABLE_FILE, lambda path: self.table.to_parquet(path, index=False))
-        text = json.dumps(self.manifest, indent=2, sort_keys=True)
+        text = json.dumps(self.manifest, indent=2)  # in its own order: a page of a run read back has the same bytes
         write_atomically(directory / MANIFEST_FILE, lambda path: path.write_text(text))
 
 
@@ -99,6 +100,8 @@ def until_divergence(table: pd.DataFrame) -> pd.DataFrame:
     return table[gone == 0].reset_index(drop=True)
 
 
+@functools.cache
+@functools.cache
 def environment() -> dict[str, Any]:
     """What a reader needs to repeat a run: versions, device, commit."""
     packages = ("sojourn", "jax", "jaxlib", "equinox", "optax", "numpy")

@@ -17,7 +17,7 @@ class Display:
     def __init__(
         self, label: str, total: int, enabled: bool | None = None, patience: float = _PATIENCE_SECONDS
     ) -> None:
-        console = Console(stderr=True)
+        console = Console(stderr=True, force_terminal=enabled or None)  # rich shows nothing elsewhere
         self._enabled = console.is_terminal if enabled is None else enabled
         self._label, self._total = label, total
         self._since = time.monotonic()

@@ -20,13 +20,14 @@ def descend(
     num_steps: int | jax.Array,
     key: jax.Array,
     direction: Direction = lambda gradient, y: gradient,
+    max_steps: int | None = None,
 ) -> Vec:
     """y <- y - step_size * direction(g(y; z), y), num_steps times from start, with fresh samples z."""
 
     def step(y: Vec, z: Any, k: jax.Array) -> Vec:
         return y - step_size * direction(oracle.grad(y, z), y)
 
-    return oracle.walk(step, start, num_steps, key)
+    return oracle.walk(step, start, num_steps, key, max_steps)
 
 
 class IterateSum(eqx.Module):

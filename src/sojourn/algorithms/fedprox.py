@@ -39,7 +39,7 @@ class FedProx(Algorithm):
 
     def local(self, down: Vec, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Vec, Any, Info]:
         pulled = lambda gradient, y: gradient + self.proximal_weight * (y - down)  # noqa: E731
-        y = descend(oracle, down, self.step_size, self._amount_of_work(key), key, pulled)
+        y = descend(oracle, down, self.step_size, self._amount_of_work(key), key, pulled, self.num_local_steps)
         return y - down, memory, {"drift": norm(y - down)}
 
     def aggregate(self, server: ModelState, up: Vec, context: Context) -> ModelState:

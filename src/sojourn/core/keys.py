@@ -24,12 +24,7 @@ def purpose_key(key: jax.Array, purpose: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(purpose.encode()))
 
 
-def step_keys(key: jax.Array, num_steps: int) -> jax.Array:
-    """The keys fold_in(key, 0..num_steps-1), hashed together."""
-    return jax.vmap(lambda k: jax.random.fold_in(key, k))(jnp.arange(num_steps, dtype=jnp.uint32))
-
-
-def uniform_index(key: jax.Array, count: int, below: jax.Array | int) -> jax.Array:
-    """`count` indices uniform on 0..below-1. One hash per index; the bias is at most below / 2**23."""
-    u = jax.random.uniform(key, (count,), jnp.float32)  # float32 in every precision: the same draws
+def uniform_index(key: jax.Array, shape: tuple[int, ...], below: jax.Array | int) -> jax.Array:
+    """Indices uniform on 0..below-1. One hash per index; the bias is at most below / 2**23."""
+    u = jax.random.uniform(key, shape, jnp.float32)  # float32 in every precision: the same draws
     return jnp.minimum((u * jnp.asarray(below, jnp.float32)).astype(jnp.int32), jnp.asarray(below, jnp.int32) - 1)

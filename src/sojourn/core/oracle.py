@@ -13,24 +13,24 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from sojourn.core.keys import step_keys
 from sojourn.core.vec import Vec, size
 
 KINDS = ("grad", "value", "full_grad", "full_value", "samples", "steps")
 
-# Draws of all steps are made at once while they hold fewer numbers than this, else one step at a time.
+# The samples of a block of steps are drawn together, as one call of the generator costs far less than many; a block
+# holds at most this many numbers, and at least one step.
 _DRAW_TOGETHER = 1 << 18
-import os
-
-UNROLL = int(os.environ.get("UNROLL", "1"))
 
 
 class Objective(eqx.Module):
     """The clients' functions. Holds the data; an algorithm never sees it. `view` is one client, made by `open`."""
 
     @abc.abstractmethod
-    def draw(self, view: Any, key: jax.Array, batch_size: int) -> Any:
-        """A fresh sample z of `batch_size` independent points of the client."""
+    def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> Any:
+        """Fresh samples, stacked: `num_batches` of them, each of `batch_size` independent points of the client.
+
+        The first ones must not depend on how many are drawn: use one random call with `num_batches` as leading axis.
+        """
 
     @abc.abstractmethod
     def value(self, x: Any, view: Any, z: Any) -> jax.Array:
@@ -110,8 +110,7 @@ class Oracle:
         """A sample z; with several batches, the sample that pools those of steps 0, 1, … of a walk with this key."""
         if self._batch_size is None:
             return None
-        zs = self._draw_steps(key, num_batches)
-        return Sample(self._objective.pool(zs), num_batches)
+        return Sample(self._objective.pool(self._draw_block(key, 0, num_batches)), num_batches)
 
     def grad(self, x: Vec, z: Any) -> Vec:
         """The gradient at x on the sample z; the exact one when the federation has no batch size (z is None)."""
@@ -136,12 +135,17 @@ class Oracle:
         return self._objective.full_value(x.tree, self._view)
 
     def walk(
-        self, step: Callable[[Any, Any, jax.Array], Any], start: Any, num_steps: int | jax.Array, key: jax.Array
+        self,
+        step: Callable[[Any, Any, jax.Array], Any],
+        start: Any,
+        num_steps: int | jax.Array,
+        key: jax.Array,
+        max_steps: int | None = None,
     ) -> Any:
         """Applies `state = step(state, z, k)` for k = 0, 1, … with a fresh sample z each time; returns the last state.
 
         Use it for every local loop: it is how calls inside the loop are counted. `num_steps` may be traced (clients
-        that do different amounts of work).
+        that do different amounts of work); say then how many there are at most.
         """
         pages: list[Counter[str]] = []
 
@@ -153,34 +157,36 @@ class Oracle:
             finally:
                 pages.append(self.ledger.close_page())  # a body may be traced twice: the last page counts
 
-        if isinstance(num_steps, int) and self._draws_fit(key, num_steps):
-            zs = None if self._batch_size is None else self._draw_steps(key, num_steps)
-            ks = jnp.arange(num_steps, dtype=jnp.int32)
-            end, _ = jax.lax.scan(
-                lambda s, zk: (counted(s, _one_batch(zk[0]), zk[1]), None), start, (zs, ks), unroll=UNROLL
-            )
+        block = self._block_length(key)
+        if isinstance(num_steps, int) and num_steps <= block:
+            zs, ks = self._draw_block(key, 0, num_steps), jnp.arange(num_steps, dtype=jnp.int32)
+            end, _ = jax.lax.scan(lambda s, zk: (counted(s, _one_batch(zk[0]), zk[1]), None), start, (zs, ks))
         else:
-            end = jax.lax.fori_loop(0, num_steps, lambda k, s: counted(s, self._draw_at(key, k), k), start)
+            end = self._walk_in_blocks(counted, start, num_steps, key, min(block, max_steps or block))
         self.ledger.add_page(pages[-1], num_steps)
         return end
 
-    def _draw_at(self, key: jax.Array, k: jax.Array) -> Any:
+    def _walk_in_blocks(self, step: Any, start: Any, num_steps: Any, key: jax.Array, block: int) -> Any:
+        def one_block(number: jax.Array, state: Any) -> Any:
+            zs, first = self._draw_block(key, number, block), number * block
+
+            def one_step(k: jax.Array, state: Any) -> Any:
+                return step(state, _one_batch(jax.tree.map(lambda a: a[k], zs)), first + k)
+
+            return jax.lax.fori_loop(0, jnp.minimum(block, num_steps - first), one_step, state)
+
+        return jax.lax.fori_loop(0, (num_steps + block - 1) // block, one_block, start)
+
+    def _draw_block(self, key: jax.Array, number: jax.Array | int, length: int) -> Any:
         if self._batch_size is None:
             return None
-        step_key = jax.random.fold_in(key, jnp.asarray(k, jnp.uint32))
-        return _one_batch(self._draw_one(step_key))
+        block_key = jax.random.fold_in(key, jnp.asarray(number, jnp.uint32))
+        return self._objective.draw(self._view, block_key, length, self._batch_size)
 
-    def _draw_steps(self, key: jax.Array, num_steps: int) -> Any:
-        return jax.vmap(self._draw_one)(step_keys(key, num_steps))
-
-    def _draw_one(self, key: jax.Array) -> Any:
-        assert self._batch_size is not None
-        return self._objective.draw(self._view, key, self._batch_size)
-
-    def _draws_fit(self, key: jax.Array, num_steps: int) -> bool:
+    def _block_length(self, key: jax.Array) -> int:
         if self._batch_size is None:
-            return True
-        return num_steps * size(jax.eval_shape(self._draw_one, key)) <= _DRAW_TOGETHER
+            return _DRAW_TOGETHER
+        return max(1, _DRAW_TOGETHER // max(1, size(jax.eval_shape(lambda k: self._draw_block(k, 0, 1), key))))
 
     def _count(self, kind: str, num_batches: int) -> None:
         self.ledger.add(kind, num_batches)

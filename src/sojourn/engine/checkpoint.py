@@ -57,7 +57,7 @@ def load_state(path: Path, template: Any, identity: str) -> Any:
     """The saved state, shaped like `template`. Damage and other runs' files are told apart, and left as they are."""
     leaves, structure = jax.tree.flatten(template)
     try:
-        with np.load(path, allow_pickle=False) as saved:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as saved:  # NumPy leaves a bad file open
             meta = json.loads(str(saved["meta"]))
             arrays = [saved[f"leaf{i}"] for i in range(meta["leaves"])]
     except Exception as error:  # a flipped byte can make zip and NumPy raise almost anything

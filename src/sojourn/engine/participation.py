@@ -42,7 +42,7 @@ def draw_cohort(key: jax.Array, num_clients: int, size: int) -> jax.Array:
 
     tops = num_clients - size + jnp.arange(size, dtype=jnp.int32) + 1  # draw i is uniform on 0..N-size+i
     if num_clients < 2**16:
-        draws = uniform_index(key, size, tops)
+        draws = uniform_index(key, (size,), tops)
     else:  # float32 has too few bits for a large population
         draws = jax.random.randint(key, (size,), 0, tops, jnp.int32)
     empty = jnp.full((size,), -1, jnp.int32)

@@ -36,6 +36,7 @@ class FiniteData(Objective):
     row_weights: jax.Array  # (rows,) 1 / size of the row's client
     row_clients: jax.Array | None  # (rows,) the client of a row; None when sizes are equal
     loss: Loss = eqx.field(static=True)
+    gradient: Callable[[Any, Any], Any] | None = eqx.field(static=True)
     measure: Metrics | None = eqx.field(static=True)
     equal_size: int | None = eqx.field(static=True)
 
@@ -48,12 +49,15 @@ class FiniteData(Objective):
     def num_samples(self, view: Any) -> jax.Array | int:
         return view[1]
 
-    def draw(self, view: Any, key: jax.Array, batch_size: int) -> Any:
+    def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> Any:
         offset, length = view
-        return _take(self.rows, offset + uniform_index(key, batch_size, length))
+        return _take(self.rows, offset + uniform_index(key, (num_batches, batch_size), length))
 
     def value(self, x: Any, view: Any, z: Any) -> jax.Array:
         return self.loss(x, z)
+
+    def grad(self, x: Any, view: Any, z: Any) -> Any:
+        return jax.grad(self.loss)(x, z) if self.gradient is None else self.gradient(x, z)
 
     def full_value(self, x: Any, view: Any) -> jax.Array:
         offset, length = view
@@ -161,6 +165,7 @@ def federation(
     weights: Any = None,
     test: Any = None,
     metrics: Metrics | None = None,
+    gradient: Callable[[Any, Any], Any] | None = None,
     facts: Facts | None = None,
     name: str = "federation",
     **rest: Any,
@@ -170,6 +175,7 @@ def federation(
     Each client's arrays share their leading axis, its rows. `params` is any pytree (an Equinox model too: what is not a
     float array stays fixed). `batch_size=None` makes every gradient exact. `weights` are the clients' shares of the
     objective, by default equal; `"size"` takes their numbers of rows. `metrics(params, batch)` may return `accuracy`.
+    `gradient(arrays, batch)` is the loss's gradient in the float arrays, where you have a faster one than jax.grad.
     """
     trees = [jax.tree.map(np.asarray, client) for client in clients]
     sizes = _check_clients(trees)
@@ -187,6 +193,7 @@ def federation(
         row_weights=jnp.asarray(np.repeat(1.0 / sizes, sizes), jnp.result_type(float)),
         row_clients=None if _equal(sizes) else jnp.asarray(np.repeat(np.arange(len(sizes)), sizes), jnp.int32),
         loss=_OnModel(loss, rebuild),
+        gradient=gradient,
         measure=None if metrics is None else _OnModel(metrics, rebuild),
         equal_size=int(sizes[0]) if _equal(sizes) else None,
     )

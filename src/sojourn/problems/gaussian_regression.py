@@ -23,11 +23,10 @@ class GaussianRegression(Objective):
     exact: Quadratic  # the expected loss, less the noise's half variance
     noise_std: jax.Array
 
-    def draw(self, view: Any, key: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
-        dimension = self.means.shape[1]
-        normal = jax.random.normal(key, (batch_size, dimension + 1), self.means.dtype)
-        features = self.means[view] + normal[:, :-1]
-        return features, features @ self.exact.optima[view] + self.noise_std * normal[:, -1]
+    def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> tuple[jax.Array, jax.Array]:
+        normal = jax.random.normal(key, (num_batches, batch_size, self.means.shape[1] + 1), self.means.dtype)
+        features = self.means[view] + normal[..., :-1]
+        return features, features @ self.exact.optima[view] + self.noise_std * normal[..., -1]
 
     def value(self, x: jax.Array, view: Any, z: Any) -> jax.Array:
         features, targets = z

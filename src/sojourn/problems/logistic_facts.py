@@ -16,7 +16,7 @@ def logistic_facts(
 ) -> Facts:
     """H = l2 + lambda_max(mean of a a^T)/2 bounds every client's Hessian; mu = l2; x_star is solved for if l2 > 0.
 
-    The optimum's gradient norm is below 1e-10; the parameters are weight (d, classes) and bias (classes,).
+    The optimum's gradient norm is below 1e-10; the parameters are weight (classes, d) and bias (classes,).
     """
     rows = [np.hstack([np.asarray(x, float).reshape(len(x), -1), np.ones((len(x), 1))]) for x in features]
     smoothness = l2 + max(np.linalg.eigvalsh(a.T @ a / len(a)).max() for a in rows) / 2
@@ -26,7 +26,7 @@ def logistic_facts(
     all_rows, all_labels = np.concatenate(rows), np.concatenate(labels)
     scale = np.concatenate([np.full(len(a), s / len(a)) for a, s in zip(rows, shares, strict=True)])
     x, value = _newton(all_rows, np.eye(num_classes)[all_labels], scale, l2)
-    return dataclasses.replace(facts, x_star={"weight": x[:-1], "bias": x[-1]}, f_star=value)
+    return dataclasses.replace(facts, x_star={"weight": x[:-1].T, "bias": x[-1]}, f_star=value)
 
 
 def _newton(rows: np.ndarray, targets: np.ndarray, scale: np.ndarray, l2: float) -> tuple[np.ndarray, float]:

@@ -30,8 +30,8 @@ class Generated(Objective):
     def num_samples(self, view: Any) -> int:
         return len(jax.tree.leaves(view)[0])
 
-    def draw(self, view: Any, key: jax.Array, batch_size: int) -> Any:
-        chosen = uniform_index(key, batch_size, self.num_samples(view))
+    def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> Any:
+        chosen = uniform_index(key, (num_batches, batch_size), self.num_samples(view))
         return jax.tree.map(lambda rows: rows[chosen], view)
 
     def value(self, x: Any, view: Any, z: Any) -> jax.Array:

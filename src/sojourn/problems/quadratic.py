@@ -21,13 +21,13 @@ class Quadratic(Objective):
     x_star: jax.Array
     f_star: jax.Array
 
-    def draw(self, view: Any, key: jax.Array, batch_size: int) -> jax.Array:
+    def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> jax.Array:
         dimension = self.optima.shape[1]
         if self.noise_root is None:
-            return jnp.zeros(dimension, self.optima.dtype)
+            return jnp.zeros((num_batches, dimension), self.optima.dtype)
         root = self.noise_root if self.noise_root.ndim == 2 else self.noise_root[view]
-        normal = jax.random.normal(key, (batch_size, dimension), self.optima.dtype)
-        return root @ jnp.mean(normal, axis=0)
+        normal = jax.random.normal(key, (num_batches, batch_size, dimension), self.optima.dtype)
+        return jnp.mean(normal, axis=1) @ root  # the root is symmetric
 
     def pool(self, zs: jax.Array) -> jax.Array:
         return jnp.mean(zs, axis=0)

@@ -1,0 +1,167 @@
+"""`make bench`: every contender on every workload, interleaved, and the table in README.md.
+
+Each pass runs all contenders once, one process each; the table shows the median over passes of their medians, and the
+ratio to sojourn within the same pass. An opponent that cannot be installed or fails is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+import environments
+
+HERE = Path(__file__).resolve().parent
+WORKLOADS = ("W1", "W2-32", "W2-200")
+# (row, script, extra arguments); rounds are chosen so that a repeat lasts about a second or less.
+CONTENDERS: dict[str, tuple[str, list[str]]] = {
+    "sojourn": ("contender", []),
+    "sojourn, W1 as a user's loss": ("contender", ["--variant", "user-loss"]),
+    "fused JAX, by hand": ("fused_jax", []),
+    "fused JAX, jax.grad": ("fused_jax", ["--variant", "autodiff"]),
+    "NumPy/BLAS, one core": ("numpy_blas", []),
+    "PyTorch loop": ("pytorch_loop", []),
+    "FedJAX 0.0.17": ("fedjax_sim", []),
+    "pfl 0.6": ("pfl_sim", []),
+    "Flower 1.41": ("flower_sim", []),
+}
+ROUNDS = {"W1": 500, "W2-32": 100, "W2-200": 30}
+SLOW_ROUNDS = {"pfl_sim": 20, "flower_sim": 3, "fedjax_sim": 50, "pytorch_loop": 30, "numpy_blas": 50}
+
+
+def measure(row: str, workload: str, repeats: int) -> dict[str, Any]:
+    """One process of one contender: its JSON line, or {"reason": why there is none}."""
+    script, extra = CONTENDERS[row]
+    if row.startswith("sojourn,") and workload != "W1":
+        return {"reason": "the networks are a user's loss already"}
+    if "autodiff" in extra:
+        extra = ["--variant", "vmap-autodiff" if workload == "W1" else "scan-autodiff"]
+    if script == "contender":
+        python, path = Path(sys.executable), HERE / "contender.py"
+    else:
+        environment = environments.ensure(script)
+        if environment.python is None:
+            return {"reason": environment.reason}
+        python, path = environment.python, HERE / "opponents" / f"{script}.py"
+    rounds = min(ROUNDS[workload], SLOW_ROUNDS.get(script, ROUNDS[workload]))
+    command = [
+        str(python),
+        str(path),
+        "--workload",
+        workload,
+        "--rounds",
+        str(rounds),
+        "--repeats",
+        str(repeats),
+        *extra,
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=_environment())
+    except subprocess.TimeoutExpired:
+        return {"reason": "no answer within 15 minutes"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or not lines:
+        return {"reason": " ".join(done.stderr.split("\n")[-3:])[-300:] or f"exit code {done.returncode}"}
+    return json.loads(lines[-1])
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def machine() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        model = names[0].split(":")[1].strip() if names else model
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> list[str]:
+    lines = []
+    for workload, rows in results.items():
+        lines += [
+            f"### {workload}",
+            "",
+            "| contender | ms per round | time relative to sojourn | final loss |",
+            "|---|---|---|---|",
+        ]
+        own = [answer.get("seconds_per_round") for answer in rows["sojourn"]]
+        for row, answers in rows.items():
+            good = [(a, o) for a, o in zip(answers, own, strict=True) if "seconds_per_round" in a and o]
+            if not good:
+                if not row.startswith("sojourn,"):
+                    lines.append(f"| {row} | not measured: {answers[-1]['reason']} | | |")
+                continue
+            milliseconds = 1e3 * statistics.median(a["seconds_per_round"] for a, _ in good)
+            ratio = statistics.median(a["seconds_per_round"] / o for a, o in good)
+            lines.append(f"| {row} | {milliseconds:.3g} | {ratio:.3g} | {good[-1][0]['final_loss']:.3f} |")
+        lines.append("")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="*", help="rows to measure; sojourn is always among them")
+    chosen = parser.parse_args()
+    rows = [row for row in CONTENDERS if not chosen.only or row in chosen.only or row == "sojourn"]
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {w: {row: [] for row in rows} for w in WORKLOADS}
+    todo = [(workload, row) for _ in range(chosen.passes) for workload in WORKLOADS for row in rows]
+    for workload, row in track(todo, "measuring", console=Console(stderr=True)):
+        results[workload][row].append(measure(row, workload, chosen.repeats))
+    swept = json.loads(
+        subprocess.run([sys.executable, str(HERE / "sweep.py")], capture_output=True, text=True, check=True).stdout
+    )
+    versions = {row: answers[-1].get("versions") for row, answers in results["W1"].items()}
+    record = {
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "versions": versions,
+        "results": results,
+        "sweep": swept,
+    }
+    (HERE / "results.json").write_text(json.dumps(record, indent=1))
+    write_readme(record)
+
+
+def write_readme(record: dict[str, Any]) -> None:
+    """Replaces what stands between the two marks of README.md."""
+    page = HERE / "README.md"
+    before, _, rest = page.read_text().partition("<!-- measured -->")
+    after = rest.partition("<!-- end -->")[2]
+    swept = record["sweep"]
+    body = [
+        "<!-- measured -->",
+        f"Measured {record['date']} on {record['machine']['processor']}, {record['machine']['cores']} cores, "
+        f"{record['machine']['system']}, Python {record['machine']['python']}. Ratios above 1: slower than sojourn.",
+        "",
+        *table(record["results"]),
+        "### Sweep",
+        "",
+        f"200 settings of W1 (20 step sizes, 10 seeds, 100 rounds): one sweep {swept['sweep_seconds']:.2f} s, the same as 200 "
+        f"warm runs {swept['runs_seconds']:.2f} s: {swept['ratio']:.1f} times faster.",
+        "",
+    ]  # fmt: skip
+    page.write_text(before + "\n".join(body) + "<!-- end -->" + after)
+
+
+if __name__ == "__main__":
+    main()

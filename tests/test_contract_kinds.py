@@ -231,7 +231,7 @@ def test_memory_of_a_large_population_changes_only_where_it_was_visited() -> Non
 
 
 def _one_row(key: jax.Array) -> jax.Array:
-    return 1 + jax.random.key_data(key)[None].astype(jnp.float32) / 2**32
+    return 1 + jax.random.key_data(key)[None].astype(jnp.float32) / 2.0**32
 
 
 def _half_distance(x: jax.Array, rows: jax.Array) -> jax.Array:
@@ -333,7 +333,7 @@ class Median(Algorithm):
 class SmallGroups(Compiled):
     """Two clients side by side, groups of them one after another."""
 
-    def width(self, federation: Federation, cohort: int) -> int:
+    def width(self, *about: Any) -> int:
         return 2
 
 

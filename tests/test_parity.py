@@ -91,7 +91,7 @@ class Groups(Compiled):
 
     number: int = 1
 
-    def width(self, federation: Federation, cohort: int) -> int:
+    def width(self, *about: Any) -> int:
         return self.number
 
 
@@ -133,15 +133,15 @@ def test_chunks_of_any_length_give_the_same_bits(noisy_quadratics: Federation, m
     monkeypatch.setattr(driver.Running, "_chunk", watched)
     programs = compiled._advance._cache_size()
     short, ones = table(0.0)
-    long, doubling = table(1e9)
-    assert ones == [1] * 13 and doubling == [1, 2, 4, 6]
+    long, growing = table(1e9)
+    assert ones == [1] * 13 and sum(growing) == 13 and max(growing) > 2
     pd.testing.assert_frame_equal(short, long, check_exact=True)
     assert compiled._advance._cache_size() == programs + 1  # and they share one program
 
 
 def test_how_many_rounds_a_chunk_can_report_does_not_change_them(quadratics: Federation) -> None:
     class Short(Compiled):
-        def capacity(self, num_settings: int | None) -> int:
+        def capacity(self, *about: Any) -> int:
             return 2
 
     algorithm = LocalSGD(step_size=0.05, num_local_steps=2)

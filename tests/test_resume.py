@@ -452,9 +452,9 @@ def test_a_fingerprint_is_of_content_and_not_of_addresses() -> None:
 
 # --- real processes, real signals --------------------------------------------------------------------------------
 
-# Saves twenty times a second rather than once, so that a run of a few seconds is killed in the midst of much.
+# Saves after every round rather than once a second, so that a run of a few rounds is killed in the midst of much.
 HASTY = (
-    "import sys, sojourn.driver as driver; driver._CHUNK_SECONDS, driver._SAVE_SECONDS = 0.02, 0.04; "
+    "import sojourn.driver as driver; driver._CHUNK_SECONDS, driver._SAVE_SECONDS = 0.0, -1.0; "
     "from sojourn.cli import main; main()"
 )
 
@@ -485,9 +485,7 @@ def end_amid(process: subprocess.Popen[str], out: Path, how: int, saves: int, de
 
 def test_a_process_killed_again_and_again_leaves_the_run_that_was_never_stopped(tmp_path: Path) -> None:
     """Two methods with memories, one with a closing exchange, in float64; kill -9, then signals that ask politely."""
-    steps = {"num_local_steps": 300}  # makes a round last about a millisecond
-    methods = [{**SCAFFOLD, **steps, "step_size": 1e-4}, {**AVERAGED, **steps, "step_size": 1e-4}]
-    given = tables(methods, rounds=2500, eval_every=100, precision="float64")
+    given = tables([SCAFFOLD, AVERAGED], rounds=60, precision="float64")
     (tmp_path / "given.toml").write_text(to_toml(given))
     out, rng = tmp_path / "killed", np.random.default_rng(0)
     words = ["run", str(tmp_path / "given.toml"), "--out", str(out), "--resume"]
@@ -499,12 +497,12 @@ def test_a_process_killed_again_and_again_leaves_the_run_that_was_never_stopped(
         (signal.SIGINT, 130),
     ]:
         process = start(words, tmp_path / "cache")
-        code, err = end_amid(process, out, how, saves=int(rng.integers(2, 7)), delay=float(rng.uniform(0, 0.05)))
+        code, err = end_amid(process, out, how, saves=int(rng.integers(5, 12)), delay=float(rng.uniform(0, 0.02)))
         assert code == expected, err
         assert "Traceback" not in err
         rounds.append(sum(int(load_history(path.parent).table["round"].max()) for path in out.rglob(MANIFEST_FILE)))
     assert rounds == sorted(set(rounds))  # every process went on where the last one was
-    assert rounds[-1] < 2 * 2500
+    assert rounds[-1] < 2 * 60
     resumed = run_config(validate(given), out, resume=True)
     whole = run_config(validate(given), tmp_path / "whole")
     for one, other, part in zip(resumed, whole, validate(given).algorithms, strict=True):
@@ -514,12 +512,12 @@ def test_a_process_killed_again_and_again_leaves_the_run_that_was_never_stopped(
 
 
 def test_a_sweep_killed_in_its_own_process_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    given = tables({**SCAFFOLD, "num_local_steps": 300, "step_size": 1e-4}, rounds=1500, eval_every=100)
-    axes = ["algorithm.step_size=1e-4,2e-4", "run.seed=0:2", "algorithm.control=I,II"]
+    given = tables(SCAFFOLD, rounds=30)
+    axes = ["algorithm.step_size=0.01,0.02", "run.seed=0:2", "algorithm.control=I,II"]
     (tmp_path / "given.toml").write_text(to_toml(given))
     out = tmp_path / "killed"
     words = ["sweep", str(tmp_path / "given.toml"), *axes, "--out", str(out), "--resume"]
-    for saves in (3, 5):
+    for saves in (8, 20):
         code, err = end_amid(start(words, tmp_path / "cache"), out, signal.SIGKILL, saves, delay=0.01)
         assert code == -signal.SIGKILL, err
     (resumed,) = sweep_config(given, axes, out, resume=True)

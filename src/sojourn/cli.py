@@ -2,6 +2,7 @@
 
 import enum
 import importlib.metadata
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -192,6 +193,7 @@ def main() -> None:
     """Errors a user can mend become one sentence and exit code 2."""
     from sojourn.core.errors import SojournError
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also while nothing is running yet
     try:
         app()
     except SojournError as error:

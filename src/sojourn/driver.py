@@ -52,7 +52,7 @@ _SAVE_SECONDS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is run: an algorithm, or a stack of them with `many`, on a federation."""
+    """What is run: an algorithm, or a sweep's stack of them, on a federation."""
 
     federation: Federation
     algorithm: Algorithm
@@ -70,7 +70,7 @@ class Job:
 def make_job(
     federation: Federation, algorithm: Algorithm, rounds: int, *,
     engine: str | Engine, participation: int | float | None, eval_every: int | None, record: Sequence[str],
-    many: bool = False,
+    grid: tuple[int, int] | None = None,
 ) -> Job:  # fmt: skip
     """A job, checked before anything runs."""
     use_compilation_cache()
@@ -85,7 +85,8 @@ def make_job(
         raise SojournError(
             f"{type(algorithm).__name__} is only right when everyone takes part; leave participation out."
         )
-    plan = Plan(cohort, machine.width(federation, cohort), tuple(record), many)
+    num_settings = 1 if grid is None else grid[0] * grid[1]
+    plan = Plan(cohort, machine.width(federation, cohort, num_settings), tuple(record), grid)
     return Job(federation, algorithm, rounds, machine, plan, eval_every or max(1, rounds // 100))
 
 
@@ -159,7 +160,7 @@ class Running:
         self.state, self.tables = state, list[pd.DataFrame]()
         self.seconds = self.compile_seconds = 0.0
         self.status = "running"
-        one = jax.tree.map(lambda leaf: leaf[0], job.algorithm) if job.plan.many else job.algorithm
+        one = jax.tree.map(lambda leaf: leaf[0], job.algorithm) if job.plan.grid else job.algorithm
         self._wires = self._measure_wires(one)
         self._identity, self._found = "", dict[str, Any]()  # the manifest of the run that goes on
         if out is not None:
@@ -195,7 +196,15 @@ class Running:
             raise SojournError(f"{out} holds a run already; use --resume to go on with it, or another --out.")
 
     def _num_settings(self) -> int | None:
-        return self.state.root.shape[0] if self.job.plan.many else None
+        grid = self.job.plan.grid
+        return None if grid is None else grid[0] * grid[1]
+
+    def _by_setting(self, array: Any, axis: int) -> Any:
+        """A grid's two axes (seeds, algorithms), which begin at `axis`, as one axis of settings; seeds run fastest."""
+        if self.job.plan.grid is None:
+            return array
+        array = array.swapaxes(axis, axis + 1)
+        return array.reshape(*array.shape[:axis], -1, *array.shape[axis + 2 :])
 
     def to_the_end(self, display: Display, stopped: threading.Event) -> History:
         if not self.tables:
@@ -206,7 +215,7 @@ class Running:
     def _evaluate_start(self) -> None:
         job, since = self.job, time.perf_counter()
         metrics = job.engine.measure(job.algorithm, job.federation.clients, self.state, job.plan)
-        metrics = jax.tree.map(np.asarray, metrics)
+        metrics = jax.tree.map(lambda a: self._by_setting(np.asarray(a), 0), metrics)
         self.compile_seconds += time.perf_counter() - since
         settings = self._num_settings()
         self.tables.append(first_rows(metrics, () if settings is None else (settings,)))
@@ -219,7 +228,7 @@ class Running:
             if not warm:
                 self._warm_up(opening)
             left = job.rounds - done
-            length = 1 if opening else min(left, pace, job.engine.capacity(self._num_settings()))
+            length = 1 if opening else min(left, pace, job.engine.capacity(job.plan))
             seconds, diverged = self._chunk(length, opening)
             pace = max(1, min(8 * pace, int(length * _CHUNK_SECONDS / max(seconds, 1e-9))))
             warm, opening = not opening, False
@@ -245,7 +254,7 @@ class Running:
             job.algorithm, job.federation.clients, self.state, job.course(length), plan
         )
         played = int(done)
-        rows = jax.tree.map(lambda a: np.asarray(a)[:played], rows)
+        rows = jax.tree.map(lambda a: self._by_setting(np.asarray(a)[:played], 1), rows)
         seconds = time.perf_counter() - since
         wires = self._wires["opening" if opening else "steady"]
         self.tables.append(table_of(rows, wires, first, seconds))
@@ -277,8 +286,8 @@ class Running:
         history = self._history(table)
         clients = job.federation.clients
         answer = final_answer(job.algorithm, clients, self.state, plan=job.plan)
-        rebuild = job.federation.rebuild
-        history.params = rebuild(answer.tree)  # of a sweep: every leaf with a leading axis of settings
+        tree = jax.tree.map(lambda a: self._by_setting(a, 0), answer.tree)
+        history.params = job.federation.rebuild(tree)  # of a sweep: every leaf with a leading axis of settings
         ends = ("status", "rounds", "rounds_asked")
         if self._found and all(self._found.get(name) == history.manifest[name] for name in ends):
             history.manifest = self._found  # nothing was left to do, so nothing is written

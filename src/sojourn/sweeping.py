@@ -1,7 +1,7 @@
 """Sweeps: many step sizes and seeds as one compiled program.
 
-Settings whose algorithms differ only in real numbers are stacked and run side by side; other differences (a count, a
-choice) make groups, one program each. A group whose clients' memories would not fit is run in blocks.
+Settings whose algorithms differ only in real numbers form grids of algorithms and seeds that run side by side; other
+differences (a count, a choice) make further grids, one program each. A grid that would not fit in memory is cut.
 """
 
 import dataclasses
@@ -94,15 +94,15 @@ def sweep_settings(
     with stop_on_signal() as stopped:
         for number, block in enumerate(blocks):
             place = None if directory is None else directory / f"block-{number:03d}"
-            chosen = [settings[i] for i in block]
+            numbers = block.numbers
             if not _sweeps(engine):
-                history = _one_by_one(federation, chosen, rounds, place, resume, how)
-                block = block[: int(history.table["setting"].max()) + 1]
+                history = _one_by_one(federation, [settings[i] for i in numbers], rounds, place, resume, how)
+                numbers = numbers[: int(history.table["setting"].max()) + 1]  # fewer, when it was stopped
             else:
-                running = _stacked(federation, chosen, rounds, place, resume, label, how)
+                running = _stacked(federation, block, rounds, place, resume, label, how)
                 with Display(f"{label} {number + 1}/{len(blocks)}", rounds, progress) as display:
                     history = running.to_the_end(display, stopped)
-            parts.append((block, history))
+            parts.append((numbers, history))
             if history.status == "stopped":
                 break
     merged = _merge(settings, parts, label, config)
@@ -115,31 +115,59 @@ def _sweeps(engine: str | Engine) -> bool:
     return ENGINES[engine].sweeps if isinstance(engine, str) and engine in ENGINES else getattr(engine, "sweeps", True)
 
 
-def _blocks(federation: Federation, settings: Sequence[Setting]) -> list[list[int]]:
-    """The settings' numbers, grouped by program, then cut so that a block's states fit in memory."""
-    groups: dict[Any, list[int]] = {}
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A full grid of algorithms and seeds that runs as one program; `numbers` are its settings, seeds fastest."""
+
+    algorithms: list[Algorithm]
+    seeds: list[int]
+    numbers: list[int]
+
+
+def _blocks(federation: Federation, settings: Sequence[Setting]) -> list[Block]:
+    """The settings as grids: algorithms of one structure that are run with the same seeds, cut to fit in memory."""
+    by_algorithm: dict[Any, dict[int, int]] = {}  # the algorithm's content -> seed -> number of the setting
     for number, setting in enumerate(settings):
-        groups.setdefault(jax.tree.structure(setting.algorithm), []).append(number)
+        by_algorithm.setdefault(_content(setting.algorithm), {})[setting.seed] = number
+    grids: dict[Any, list[dict[int, int]]] = {}
+    for (structure, _), numbers in by_algorithm.items():
+        grids.setdefault((structure, tuple(numbers)), []).append(numbers)
     blocks = []
-    for group in groups.values():
-        first = settings[group[0]].algorithm
-        server, memory = jax.eval_shape(lambda x0, a=first: (a.init_server(x0), a.init_client(x0)), federation.x0)
-        each = 8 * (size(server) + federation.num_clients * size(memory)) + 1
-        length = max(1, _BLOCK_BYTES // each)
-        blocks += [group[i : i + length] for i in range(0, len(group), length)]
+    for (_, seeds), members in grids.items():
+        room = _settings_that_fit(federation, settings[members[0][seeds[0]]].algorithm)
+        for some_seeds in _cut(list(seeds), room):
+            for some in _cut(members, max(1, room // len(some_seeds))):
+                algorithms = [settings[numbers[seeds[0]]].algorithm for numbers in some]
+                blocks.append(Block(algorithms, some_seeds, [n[seed] for n in some for seed in some_seeds]))
     return blocks
 
 
+def _content(algorithm: Algorithm) -> tuple[Any, tuple[bytes, ...]]:
+    leaves, structure = jax.tree.flatten(algorithm)
+    return structure, tuple(np.asarray(leaf).tobytes() for leaf in leaves)
+
+
+def _cut(items: list[Any], length: int) -> list[list[Any]]:
+    return [items[i : i + length] for i in range(0, len(items), length)]
+
+
+def _settings_that_fit(federation: Federation, algorithm: Algorithm) -> int:
+    server, memory = jax.eval_shape(lambda x0: (algorithm.init_server(x0), algorithm.init_client(x0)), federation.x0)
+    each = 8 * (size(server) + federation.num_clients * size(memory)) + 1
+    return max(1, _BLOCK_BYTES // each)
+
+
 def _stacked(
-    federation: Federation, settings: Sequence[Setting], rounds: int, out: Path | None, resume: bool, label: str,
-    how: dict[str, Any],
-) -> Running:  # fmt: skip
-    algorithm = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[setting.algorithm for setting in settings])
-    job = make_job(federation, algorithm, rounds, many=True, **how)
-    roots = jnp.stack([root_key(setting.seed) for setting in settings])
-    states = jax.vmap(lambda a, root: start(a, federation, root))(algorithm, roots)
+    federation: Federation, block: Block, rounds: int, out: Path | None, resume: bool, label: str, how: dict[str, Any]
+) -> Running:
+    algorithm = jax.tree.map(lambda *leaves: jnp.stack(leaves), *block.algorithms)
+    grid = len(block.algorithms), len(block.seeds)
+    job = make_job(federation, algorithm, rounds, grid=grid, **how)
+    roots = jnp.stack([root_key(seed) for seed in block.seeds])
+    start_all = jax.vmap(jax.vmap(lambda a, root: start(a, federation, root), in_axes=(0, None)), in_axes=(None, 0))
+    states = start_all(algorithm, roots)
     state = RunState(states.server, states.memory, jnp.zeros((), jnp.int32), roots)
-    about = {"label": label, "seed": [setting.seed for setting in settings], "algorithm": describe(algorithm)}
+    about = {"label": label, "seed": block.seeds, "algorithm": describe(algorithm)}
     return Running(job, state, about, None, out, resume)
 
 

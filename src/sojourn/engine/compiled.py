@@ -16,10 +16,12 @@ from pydantic import Field
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.federation import Clients, Federation
 from sojourn.core.vec import size
-from sojourn.engine.rounds import Course, Plan, Rows, RunState, answer, evaluate, play_round
+from sojourn.engine.rounds import Course, Plan, Rows, RunState, answer, evaluate, over_grid, play_round
 
-# Weights, gradients and new weights of the clients that work side by side should stay in a core's own cache.
+# Weights, gradients and new weights of the clients that work side by side: in one run they should stay in a core's own
+# cache; in a sweep the operations are large enough to be shared by all cores, and only memory is a limit.
 _SIDE_BY_SIDE_BYTES = 1 << 20
+_SIDE_BY_SIDE_BYTES_OF_SWEEP = 1 << 26
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,23 +35,25 @@ class Compiled:
 
     sweeps: ClassVar[bool] = True
 
-    def width(self, federation: Federation, cohort: int) -> int:
-        """How many clients work side by side: as many as keep their models in cache."""
+    def width(self, federation: Federation, cohort: int, num_settings: int = 1) -> int:
+        """How many clients work side by side, each with its models of all settings."""
         if self.placement == "scan":
             return 1
         if self.placement == "vmap":
             return cohort
-        each = 3 * 4 * max(1, size(federation.x0))
-        return max(1, min(cohort, _SIDE_BY_SIDE_BYTES // each))
+        each = 3 * 4 * max(1, size(federation.x0)) * num_settings
+        budget = _SIDE_BY_SIDE_BYTES if num_settings == 1 else _SIDE_BY_SIDE_BYTES_OF_SWEEP
+        return max(1, min(cohort, budget // each))
 
-    def capacity(self, num_settings: int | None) -> int:
+    def capacity(self, plan: Plan) -> int:
         """How many rounds one chunk can report on."""
-        return 1024 if num_settings is None else max(8, 2 ** (14 - max(0, num_settings - 1).bit_length()))
+        settings = 1 if plan.grid is None else plan.grid[0] * plan.grid[1]
+        return max(8, min(1024, 2 ** (16 - (settings - 1).bit_length())))
 
     def advance(
         self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan
     ) -> tuple[RunState, Rows, jax.Array]:
-        capacity = self.capacity(state.root.shape[0] if plan.many else None)
+        capacity = self.capacity(plan)
         return _advance(algorithm, clients, state, course, plan=plan, capacity=capacity)
 
     def warm_up(self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan) -> RunState:
@@ -61,16 +65,8 @@ class Compiled:
         return _measure(algorithm, clients, state, plan=plan)
 
 
-def _per_setting(function: Any, plan: Plan) -> Any:
-    """The function as it is, or vmapped over the settings of a sweep: (algorithm, state) -> anything."""
-    if not plan.many:
-        return function
-    axes = RunState(server=0, memory=0, round=None, root=0)  # type: ignore[arg-type]
-    return jax.vmap(function, in_axes=(0, axes))
-
-
 def _metrics(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState) -> dict[str, jax.Array]:
-    return _per_setting(lambda a, s: evaluate(a, clients, plan, s), plan)(algorithm, state)
+    return over_grid(lambda a, s: evaluate(a, clients, plan, s), plan)(algorithm, state)
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "capacity"), donate_argnames="state")
@@ -84,7 +80,7 @@ def _advance(
         return state.server, state.memory, row
 
     def play(state: RunState) -> tuple[RunState, Rows]:
-        server, memory, row = _per_setting(one, plan)(algorithm, state)
+        server, memory, row = over_grid(one, plan)(algorithm, state)
         state = RunState(server, memory, state.round + 1, state.root)
         unseen = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), metric_shapes)
         measured = jax.lax.cond(
@@ -115,4 +111,4 @@ def _measure(algorithm: Algorithm, clients: Clients, state: RunState, *, plan: P
 @functools.partial(jax.jit, static_argnames="plan")
 def final_answer(algorithm: Algorithm, clients: Clients, state: RunState, *, plan: Plan) -> Any:
     """What the method returns at this state."""
-    return _per_setting(lambda a, s: answer(a, clients, plan, s), plan)(algorithm, state)
+    return over_grid(lambda a, s: answer(a, clients, plan, s), plan)(algorithm, state)

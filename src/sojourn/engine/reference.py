@@ -27,16 +27,16 @@ class Reference:
 
     sweeps: ClassVar[bool] = False
 
-    def width(self, federation: Federation, cohort: int) -> int:
+    def width(self, federation: Federation, cohort: int, num_settings: int = 1) -> int:
         return 1
 
-    def capacity(self, num_settings: int | None) -> int:
+    def capacity(self, plan: Plan) -> int:
         return 64
 
     def advance(
         self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan
     ) -> tuple[RunState, Rows, jax.Array]:
-        if plan.many:
+        if plan.grid is not None:
             raise SojournError('engine "reference" runs one setting at a time; use engine "compiled" for a sweep.')
         rows: list[Rows] = []
         while len(rows) < int(course.num_rounds):

@@ -27,7 +27,7 @@ class Plan:
     cohort: int
     width: int  # clients that work side by side (vmap); groups of them follow one another (scan)
     record: tuple[str, ...] = ()
-    many: bool = False  # a sweep: algorithms, states and rows have an axis of settings
+    grid: tuple[int, int] | None = None  # of a sweep: (algorithms, seeds), see `over_grid`
     opening: bool = False  # the first round of a method that opens differently
 
     def exchanges(self, algorithm: Algorithm) -> tuple[Exchange, ...]:
@@ -52,8 +52,20 @@ class Row(eqx.Module):
     diverged: jax.Array
 
 
+def over_grid(function: Callable[[Algorithm, RunState], Any], plan: Plan) -> Callable[[Algorithm, RunState], Any]:
+    """The function for one run as it is, or for all runs of a sweep's grid: states have axes (seeds, algorithms).
+
+    Runs of one seed draw the same clients and samples, so these are drawn once for all algorithms, and the products of
+    one sample with many models become one large product.
+    """
+    if plan.grid is None:
+        return function
+    for_algorithms = jax.vmap(function, in_axes=(0, RunState(0, 0, None, None)))  # type: ignore[arg-type]
+    return jax.vmap(for_algorithms, in_axes=(None, RunState(0, 0, None, 0)))  # type: ignore[arg-type]
+
+
 class Rows(eqx.Module):
-    """A chunk's rows: Row and the metrics, with a leading axis of rounds (then one of settings, in a sweep)."""
+    """A chunk's rows: Row and the metrics, with a leading axis of rounds (then those of the grid, in a sweep)."""
 
     row: Row
     metrics: dict[str, jax.Array]  # NaN in rounds that were not evaluated

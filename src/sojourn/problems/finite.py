@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sojourn.core.errors import SojournError
+from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation, build
 from sojourn.core.keys import uniform_index
@@ -197,7 +197,10 @@ def federation(
         measure=None if metrics is None else _OnModel(metrics, rebuild),
         equal_size=int(sizes[0]) if _equal(sizes) else None,
     )
-    weights = sizes if isinstance(weights, str) and weights == "size" else weights
+    if isinstance(weights, str):
+        if weights != "size":
+            raise unknown_name("weights", weights, ("size",))
+        weights = sizes
     return build(
         objective, arrays, len(trees), weights=weights, sizes=None if _equal(sizes) else sizes,
         batch_size=batch_size, facts=facts, name=name, rebuild=rebuild, **rest,

@@ -107,7 +107,7 @@ def test_a_run_killed_at_any_write_and_resumed_is_the_run(
     """Writes are: the config, and after every round the table, the manifest and the state; a kill falls before each."""
     config = validate(tables(algorithm, rounds=5, **settings))
     (whole,) = run_config(config, tmp_path / "whole")
-    for number in [*range(10), 13, 17, 18, 19]:
+    for number in [*range(8), 11, 15, 19]:
         out = tmp_path / f"killed-{number}"
         (history,) = killed_then_resumed(functools.partial(run_config, config, out), number)
         assert_same_history(history, whole)
@@ -484,7 +484,7 @@ def end_amid(process: subprocess.Popen[str], out: Path, how: int, saves: int, de
 
 
 def test_a_process_killed_again_and_again_leaves_the_run_that_was_never_stopped(tmp_path: Path) -> None:
-    """Two methods with memories, one with a closing exchange, in float64; kill -9, then signals that ask politely."""
+    """Two methods with memories, one with a closing exchange, in float64; kill -9, and once a polite request."""
     given = tables([SCAFFOLD, AVERAGED], rounds=60, precision="float64")
     (tmp_path / "given.toml").write_text(to_toml(given))
     out, rng = tmp_path / "killed", np.random.default_rng(0)
@@ -494,7 +494,6 @@ def test_a_process_killed_again_and_again_leaves_the_run_that_was_never_stopped(
         (signal.SIGKILL, -signal.SIGKILL),
         (signal.SIGTERM, 130),
         (signal.SIGKILL, -signal.SIGKILL),
-        (signal.SIGINT, 130),
     ]:
         process = start(words, tmp_path / "cache")
         code, err = end_amid(process, out, how, saves=int(rng.integers(5, 12)), delay=float(rng.uniform(0, 0.02)))

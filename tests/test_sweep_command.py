@@ -178,6 +178,12 @@ def test_every_method_of_a_config_is_swept_and_a_label_limits_an_axis(tmp_path: 
     assert [history.label for history in find_runs(tmp_path / "both")] == ["fedavg", "other"]
 
 
+def test_values_that_the_precision_cannot_tell_apart_are_still_settings_of_their_own(tmp_path: Path) -> None:
+    (history,) = sweep_config(tables(rounds=1), ["algorithm.step_size=0.01,0.0100000000001", "run.seed=0:2"], tmp_path)
+    assert len(history.table) == 4 * 2
+    assert jax.tree.leaves(history.params)[0].shape == (4, 3)
+
+
 def test_axes_of_words_and_of_lists_are_labels_too(tmp_path: Path) -> None:
     given = tables({"name": "scaffold", "step_size": 0.01}, rounds=2)
     (history,) = sweep_config(given, ["algorithm.control=I,II", "run.record=[],['model_norm']"], tmp_path)

@@ -6,6 +6,7 @@ differences (a count, a choice) make further grids, one program each. A grid tha
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,10 +128,14 @@ class Block:
 def _blocks(federation: Federation, settings: Sequence[Setting]) -> list[Block]:
     """The settings as grids: algorithms of one structure that are run with the same seeds, cut to fit in memory."""
     by_algorithm: dict[Any, dict[int, int]] = {}  # the algorithm's content -> seed -> number of the setting
+    seen: Counter[Any] = Counter()  # equal settings, under different labels, are run as often as they are asked for
     for number, setting in enumerate(settings):
-        by_algorithm.setdefault(_content(setting.algorithm), {})[setting.seed] = number
+        content = _content(setting.algorithm)
+        repeat = seen[content, setting.seed]
+        seen[content, setting.seed] += 1
+        by_algorithm.setdefault((*content, repeat), {})[setting.seed] = number
     grids: dict[Any, list[dict[int, int]]] = {}
-    for (structure, _), numbers in by_algorithm.items():
+    for (structure, *_), numbers in by_algorithm.items():
         grids.setdefault((structure, tuple(numbers)), []).append(numbers)
     blocks = []
     for (_, seeds), members in grids.items():

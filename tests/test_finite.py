@@ -1,6 +1,7 @@
 """Clients with finite data against NumPy: samples, gradients, losses, metrics, and what is refused."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,11 +17,18 @@ from sojourn.core.keys import root_key, uniform_index
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec
 from sojourn.problems import finite
+from test_contract import quick_compilation
 
 EQUAL, RAGGED = [6, 6, 6], [3, 300, 40]  # sizes that differ a hundredfold; 300 rows are more than two blocks of 128
 
 # Sums of some hundred float64 numbers of order one, in another order.
 ROUNDING = 1e-12
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    with quick_compilation():
+        yield
 
 
 def squared_error(x: Any, batch: Any) -> jax.Array:

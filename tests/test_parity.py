@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -28,6 +29,15 @@ from test_contract import bits, make, phases, quick_compilation
 ROUNDING = 1e-12
 
 run = functools.partial(sj.run, progress=False)
+
+
+@pytest.fixture
+def quick() -> Iterator[None]:
+    with quick_compilation():
+        yield
+
+
+QUICK = pytest.mark.usefixtures("quick")  # tests of the driver's logic; the others run fully optimized programs
 
 
 def play(
@@ -63,20 +73,21 @@ def assert_same_state(found: RunState, expected: RunState, atol: float = ROUNDIN
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=atol)
 
 
+@QUICK
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_compiled_engine_gives_the_numbers_of_the_reference_engine(name: str, x64: None) -> None:
     """Noise, unequal weights, and a sampled cohort where the method allows one."""
     federation = sj.problems.quadratic(*random_quadratics(5, 3), noise=0.5, weights=[1, 2, 3, 4, 5])
     algorithm = make(name)
     participation = None if algorithm.needs_everyone() else 3
-    with quick_compilation():  # the other tests of this file run fully optimized programs
-        simple, simple_table = play(federation, algorithm, "reference", participation=participation)
-        fast, fast_table = play(federation, algorithm, "compiled", participation=participation)
+    simple, simple_table = play(federation, algorithm, "reference", participation=participation)
+    fast, fast_table = play(federation, algorithm, "compiled", participation=participation)
     assert_same_state(fast, simple)
     assert_same_table(fast_table, simple_table)
     assert np.isfinite(fast_table["loss"]).sum() == 2  # rounds 2 and 3, and these alone
 
 
+@QUICK
 def test_the_comparison_sees_another_seed(x64: None) -> None:
     """Negative control: with other samples the two tables would not pass for equal."""
     federation = sj.problems.quadratic(*random_quadratics(5, 3), noise=0.5)
@@ -139,6 +150,7 @@ def test_chunks_of_any_length_give_the_same_bits(noisy_quadratics: Federation, m
     assert compiled._advance._cache_size() == programs + 1  # and they share one program
 
 
+@QUICK
 def test_how_many_rounds_a_chunk_can_report_does_not_change_them(quadratics: Federation) -> None:
     class Short(Compiled):
         def capacity(self, *about: Any) -> int:
@@ -171,6 +183,7 @@ def test_a_sweep_gives_the_numbers_of_separate_runs(noisy_quadratics: Federation
     assert np.abs(np.diff(np.asarray(swept.params), axis=0)).max(axis=1).min() > 1e-3  # all of them differ
 
 
+@QUICK
 def test_a_sweep_over_counts_and_with_client_memory_gives_the_numbers_of_separate_runs(quadratics: Federation) -> None:
     """Settings with different numbers of local steps are different programs: the sweep groups them, and puts its rows
     and models back in order."""
@@ -184,6 +197,7 @@ def test_a_sweep_over_counts_and_with_client_memory_gives_the_numbers_of_separat
         np.testing.assert_allclose(swept.params[number], alone.params, rtol=0, atol=ROUNDING)
 
 
+@QUICK
 def test_a_sweep_cut_into_blocks_is_the_same_sweep(quadratics: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """One setting at a time, as when the memories of many do not fit."""
     sweep = lambda: sj.sweep(quadratics, LocalSGD, [0.05, 0.1], 3, progress=False)  # noqa: E731
@@ -194,12 +208,14 @@ def test_a_sweep_cut_into_blocks_is_the_same_sweep(quadratics: Federation, monke
     np.testing.assert_allclose(cut.params, whole.params, rtol=0, atol=ROUNDING)
 
 
+@QUICK
 def test_the_reference_engine_sweeps_one_by_one(quadratics: Federation) -> None:
     sweep = functools.partial(sj.sweep, quadratics, LocalSGD, [0.05, 0.1], 3, seeds=[0, 1], progress=False)
     stacked = sweep().frame()
     assert_same_table(sweep(engine="reference").frame()[stacked.columns], stacked)
 
 
+@QUICK
 @pytest.mark.parametrize("engine", ["compiled", "reference"])
 def test_a_run_that_diverges_ends_early_and_says_so(quadratics: Federation, engine: str) -> None:
     """Eigenvalues up to about six, ten local steps of one: each round multiplies by more than a thousand."""
@@ -211,6 +227,7 @@ def test_a_run_that_diverges_ends_early_and_says_so(quadratics: Federation, engi
     assert np.isfinite(table["loss"].iloc[0])
 
 
+@QUICK
 def test_in_a_sweep_diverged_settings_end_early_and_the_others_do_not_notice(quadratics: Federation) -> None:
     swept = sj.sweep(quadratics, LocalSGD, [1.0, 0.05, 0.9], 8, progress=False)
     ends = swept.frame().groupby("value")["round"].max()
@@ -223,6 +240,7 @@ def test_in_a_sweep_diverged_settings_end_early_and_the_others_do_not_notice(qua
         )
 
 
+@QUICK
 def test_a_sweep_in_which_all_diverge_stops_and_says_so(quadratics: Federation) -> None:
     swept = sj.sweep(quadratics, LocalSGD, [1.0, 0.9], 60, progress=False)
     assert swept.status == "diverged" and swept.frame()["round"].max() < 20

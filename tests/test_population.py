@@ -1,5 +1,6 @@
 """A population too large to hold: a million generated clients cost what a thousand cost."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,8 +19,15 @@ from sojourn.driver import make_job
 from sojourn.engine import compiled
 from sojourn.engine.participation import members
 from sojourn.engine.rounds import RunState, start
+from test_contract import quick_compilation
 
 COHORT = 100
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    with quick_compilation():
+        yield
 
 
 def half_squared_error(x: jax.Array, batch: Any) -> jax.Array:

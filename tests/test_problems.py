@@ -1,6 +1,7 @@
 """Problems keep their word: unbiased samples, exact gradients, and facts that other libraries confirm."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,9 +23,16 @@ from sojourn.data.digits import load_digits
 from sojourn.problems import PROBLEMS
 from sojourn.problems.logistic_facts import logistic_facts
 from sojourn.problems.quadratic_facts import quadratic_facts
+from test_contract import quick_compilation
 
 # Sums of some hundred float64 numbers of order one, in another order.
 ROUNDING = 1e-12
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    with quick_compilation():
+        yield
 
 
 def samples(federation: Federation, client: int, number: int) -> Any:
@@ -162,7 +170,7 @@ def test_the_gradient_of_logistic_regression_by_hand_is_the_derivative_of_its_lo
     objective = federation.clients.objective
     x = jax.tree.map(lambda a: jax.random.normal(root_key(1), a.shape), federation.x0.tree)
     z = jax.tree.map(lambda a: a[0], samples(federation, 1, 1))
-    by_hand, derived = objective.grad(x, 1, z), jax.grad(objective.value)(x, 1, z)
+    by_hand, derived = jax.jit(lambda: (objective.grad(x, 1, z), jax.grad(objective.value)(x, 1, z)))()
     for a, b in zip(jax.tree.leaves(by_hand), jax.tree.leaves(derived), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=ROUNDING)
 

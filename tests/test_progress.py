@@ -1,6 +1,7 @@
 """The progress line: nothing where nobody looks, nothing before two seconds, then a line with the headline numbers."""
 
 import sys
+import time
 
 import pytest
 
@@ -79,3 +80,12 @@ def test_a_run_that_fails_takes_its_line_away(clock: Clock, terminal: None, caps
         display.update(42, METRICS)
         raise ValueError("boom")
     assert "\x1b[?25h" in capsys.readouterr().err  # the cursor is back
+
+
+def test_a_run_that_only_compiles_shows_that_it_does(terminal: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with Display("a run", 100, True, patience=0.05):
+        time.sleep(0.5)  # ten times as long; nothing reports meanwhile
+    assert "compiling" in capsys.readouterr().err
+    with Display("a run", 100, True, patience=60.0):
+        pass
+    assert capsys.readouterr().err == ""

@@ -33,6 +33,7 @@ from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 from numpy_blas import step
+
 from workloads import WORKLOADS, Timing, arguments, initial_model, make_data, mean_loss, report
 
 WORKLOAD_VARIABLE = "SOJOURN_BENCHMARK_WORKLOAD"  # how the workers learn the job

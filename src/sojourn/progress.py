@@ -1,6 +1,7 @@
 """A progress line for anything that takes longer than two seconds, on a terminal only."""
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,10 @@ class Display:
         self._bar: Progress | None = None
         self._console = console
         self._task: Any = None
+        self._lock, self._closed = threading.Lock(), False
+        # A run that compiles does not report: the clock opens the line then.
+        self._timer = threading.Timer(patience, self._open)
+        self._timer.daemon = True
 
     def update(self, done: int, metrics: dict[str, float]) -> None:
         if not self._enabled:
@@ -37,22 +42,31 @@ class Display:
         self._bar.update(self._task, completed=done, metrics=_headline(metrics))
 
     def _open(self) -> None:
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TimeRemainingColumn(), TextColumn("{task.fields[metrics]}"), console=self._console, transient=True,
-        )  # fmt: skip
-        self._task = self._bar.add_task(self._label, total=self._total, metrics="")
-        self._bar.start()
+        with self._lock:
+            if self._bar is not None or self._closed:
+                return
+            bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TimeRemainingColumn(), TextColumn("{task.fields[metrics]}"), console=self._console, transient=True,
+            )  # fmt: skip
+            self._task = bar.add_task(self._label, total=self._total, metrics="compiling")
+            bar.start()
+            self._bar = bar
 
     def __enter__(self) -> "Display":
+        if self._enabled:
+            self._timer.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            sys.stderr.flush()
+        self._timer.cancel()
+        with self._lock:
+            self._closed = True
+            if self._bar is not None:
+                self._bar.stop()
+                sys.stderr.flush()
 
 
 def _headline(metrics: dict[str, float]) -> str:

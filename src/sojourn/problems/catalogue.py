@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import Field
 
+from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.problems import instances
 from sojourn.problems.caps import cap_regression_parameters
@@ -37,13 +38,14 @@ def random_quadratic(
     seed: Seed = 0,
 ) -> Federation:
     """Random quadratics with given extreme eigenvalues; dials for Hessian and optimum heterogeneity."""
+    _check_extent(num_clients, dimension)
     rng = np.random.default_rng(seed)
     high = max(smoothness, strong_convexity)
     spectrum = np.geomspace(max(strong_convexity, 1e-12 * high), high, dimension)
     spectrum[0] = strong_convexity if dimension > 1 else high
     turns = rng.normal(size=(num_clients, dimension, dimension))
     frames, _ = np.linalg.qr((1 - rotation) * np.eye(dimension) + rotation * turns)
-    hessians = np.einsum("mik,k,mjk->mij", frames, spectrum, frames)
+    hessians = (frames * spectrum) @ np.swapaxes(frames, 1, 2)
     optima = 1.0 + optima_spread * rng.normal(size=(num_clients, dimension))
     return quadratic((hessians + np.swapaxes(hessians, 1, 2)) / 2, optima, noise)
 
@@ -59,9 +61,22 @@ def cap_regression(
     seed: Seed = 0,
 ) -> Federation:
     """Gaussian linear regression with spherical-cap control of concept and covariate shift (thesis, figure 5.1)."""
+    _check_extent(num_clients, dimension)
     rng = np.random.default_rng(seed)
     optima, means = cap_regression_parameters(num_clients, dimension, optima_spread, mean_spread, rng=rng)
     return gaussian_regression(optima, means, noise_std, batch_size=batch_size, name="cap-regression")
+
+
+_LARGEST_EXTENT = 10**10
+
+
+def _check_extent(num_clients: int, dimension: int) -> None:
+    """The exact facts compare every pair of Hessians; refuse what would take hours or all memory."""
+    if num_clients**2 * dimension**3 > _LARGEST_EXTENT:
+        raise SojournError(
+            f"problem.num_clients = {num_clients} with problem.dimension = {dimension} is too large for exact facts; "
+            f"keep clients^2 * dimension^3 within {_LARGEST_EXTENT:g}, or take generated-regression."
+        )
 
 
 def two_coordinates(*, smoothness: Positive = 1.0, radius: Positive = 1.0, noise: Noise = 0.0) -> Federation:

@@ -179,6 +179,8 @@ def federation(
     """
     trees = [jax.tree.map(np.asarray, client) for client in clients]
     sizes = _check_clients(trees)
+    if test is not None and any(len(np.asarray(leaf)) == 0 for leaf in jax.tree.leaves(test)):
+        raise SojournError("the test data hold no rows; give some, or leave test out.")
     arrays, rest_of_model = eqx.partition(params, eqx.is_inexact_array_like)
     arrays = jax.tree.map(jnp.asarray, arrays)
     rebuild = _Rebuild(rest_of_model)

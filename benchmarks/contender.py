@@ -1,8 +1,8 @@
 """sojourn itself, on the same jobs and with the same command line as its opponents.
 
 Through the public interface: a problem, LocalSGD, `sojourn.run` with one evaluation, at the end. Softmax regression is
-the package's own `logistic_regression`; `--variant user-loss` gives it as a plain loss function to `sojourn.federation`,
-as a user's problem would be. The networks are always plain loss functions.
+the package's own `logistic_regression`; `--variant user-loss` gives it as a plain loss to `sojourn.federation`, as a
+user's problem would be. The networks are always plain loss functions.
 """
 
 from __future__ import annotations

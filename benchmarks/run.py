@@ -156,8 +156,8 @@ def write_readme(record: dict[str, Any]) -> None:
         *table(record["results"]),
         "### Sweep",
         "",
-        f"200 settings of W1 (20 step sizes, 10 seeds, 100 rounds): one sweep {swept['sweep_seconds']:.2f} s, the same as 200 "
-        f"warm runs {swept['runs_seconds']:.2f} s: {swept['ratio']:.1f} times faster.",
+        f"200 settings of W1 (20 step sizes, 10 seeds, 100 rounds): one sweep {swept['sweep_seconds']:.2f} s, the same "
+        f"as 200 warm runs {swept['runs_seconds']:.2f} s; the sweep is {swept['ratio']:.1f} times faster.",
         "",
     ]  # fmt: skip
     page.write_text(before + "\n".join(body) + "<!-- end -->" + after)

@@ -57,7 +57,7 @@ def initial_model(workload: Workload, seed: int = 1) -> list[tuple[np.ndarray, n
     """(weights (inputs, outputs), bias) per layer, float32: zero for softmax regression, else He normal."""
     rng = np.random.default_rng(seed)
     layers = []
-    for num_in, num_out in zip(workload.layer_sizes[:-1], workload.layer_sizes[1:]):
+    for num_in, num_out in zip(workload.layer_sizes[:-1], workload.layer_sizes[1:], strict=False):
         scale = 0.0 if len(workload.layer_sizes) == 2 else (2.0 / num_in) ** 0.5
         weights = scale * rng.standard_normal((num_in, num_out), dtype=np.float32)
         layers.append((weights.astype(np.float32), np.zeros(num_out, np.float32)))

@@ -364,7 +364,8 @@ def test_the_median_of_all_answers_is_numpys_however_clients_are_placed(one_corr
 def test_one_corrupted_client_spoils_the_mean_but_not_the_median(one_corrupted: Federation) -> None:
     def error(algorithm: Algorithm) -> float:
         honest = np.delete(np.asarray(one_corrupted.facts.optima), 2, axis=0)
-        return float(np.abs(np.asarray(run(one_corrupted, algorithm, 30).params) - honest.mean(axis=0)).max())
+        found = run(one_corrupted, algorithm, 10, engine="reference").params
+        return float(np.abs(np.asarray(found) - honest.mean(axis=0)).max())
 
     assert error(Median(step_size=0.1)) < 3  # the honest optima are standard normal
     assert error(LocalSGD(step_size=0.1, num_local_steps=2)) > 100
@@ -373,7 +374,7 @@ def test_one_corrupted_client_spoils_the_mean_but_not_the_median(one_corrupted: 
 def test_a_closing_exchange_is_counted_once_and_in_the_last_round(quadratics: Federation) -> None:
     """Clients send the sum of their iterates and its weight, all of them, though three of six take part in a round."""
     algorithm = LocalSGD(step_size=0.1, num_local_steps=2, output="uniform")
-    table = run(quadratics, algorithm, 4, participation=3, eval_every=1).frame().iloc[1:]
+    table = run(quadratics, algorithm, 4, participation=3, eval_every=1, engine="reference").frame().iloc[1:]
     assert table["floats_up"].tolist() == [12, 12, 12, 12 + 6 * (4 + 1)]
     assert table["floats_down"].tolist() == [12, 12, 12, 12]
     assert table["bytes_up"].tolist() == [96, 96, 96, 96 + 6 * 8 * 5]
@@ -382,7 +383,7 @@ def test_a_closing_exchange_is_counted_once_and_in_the_last_round(quadratics: Fe
 def test_resuming_a_finished_run_does_not_count_its_closing_again(quadratics: Federation, tmp_path: Path) -> None:
     def kept(resume: bool) -> History:
         algorithm = LocalSGD(step_size=0.1, num_local_steps=2, output="uniform")
-        return run(quadratics, algorithm, 3, out=tmp_path / "run", resume=resume)
+        return run(quadratics, algorithm, 3, out=tmp_path / "run", resume=resume, engine="reference")
 
     first = kept(False).frame()
     assert kept(True).frame()["floats_up"].tolist() == first["floats_up"].tolist()

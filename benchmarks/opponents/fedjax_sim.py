@@ -41,7 +41,9 @@ def main() -> None:
     chosen = arguments(__doc__, rounds=100)
     workload = WORKLOADS[chosen.workload]
     features, labels = make_data(workload)
-    data = fedjax.InMemoryFederatedData({i: {"x": x, "y": y} for i, (x, y) in enumerate(zip(features, labels))})
+    data = fedjax.InMemoryFederatedData(
+        {i: {"x": x, "y": y} for i, (x, y) in enumerate(zip(features, labels, strict=False))}
+    )
     model = build_model(workload)
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(
         grad_fn=fedjax.model_grad(model),

@@ -26,6 +26,8 @@ HERE = Path(__file__).resolve().parent
 for folder in (HERE, HERE.parent):
     sys.path.insert(0, str(folder))
 
+import itertools
+
 import numpy as np
 from flwr.client import ClientApp, NumPyClient
 from flwr.common import Context, ndarrays_to_parameters, parameters_to_ndarrays
@@ -56,7 +58,7 @@ class Client(NumPyClient):
         features, onehot = client_data()
         x, targets = features[self.number], onehot[self.number]
         flat = [parameter.copy() for parameter in parameters]
-        layers = list(zip(flat[::2], flat[1::2]))
+        layers = list(zip(flat[::2], flat[1::2], strict=False))
         rng = np.random.default_rng((self.number, int(config["round"])))
         scale = np.float32(workload.step_size / workload.batch_size)
         draws = (workload.num_local_steps, workload.batch_size)
@@ -118,9 +120,9 @@ def main() -> None:
         )
     marks = strategy.ends[:: chosen.rounds]
     # No processor time: the work is done in processes that are not ours to measure.
-    timings = [Timing((late - early) / chosen.rounds, None) for early, late in zip(marks, marks[1:])]
+    timings = [Timing((late - early) / chosen.rounds, None) for early, late in itertools.pairwise(marks)]
     features, labels = make_data(workload)
-    loss = mean_loss(list(zip(strategy.kept[::2], strategy.kept[1::2])), features, labels)
+    loss = mean_loss(list(zip(strategy.kept[::2], strategy.kept[1::2], strict=False)), features, labels)
     versions = {"python": platform.python_version()} | {name: version(name) for name in ("flwr", "ray", "numpy")}
     report("flower_sim", workload.name, chosen.rounds, timings, loss, versions, workers=os.cpu_count())
 

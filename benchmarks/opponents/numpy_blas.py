@@ -49,11 +49,11 @@ def simulate(workload: Workload, x: np.ndarray, onehot: np.ndarray, layers: Laye
         cohort = rng.permutation(workload.num_clients)[: workload.cohort_size]
         points = rng.integers(workload.points_per_client, size=draws)
         total = [(np.zeros_like(w), np.zeros_like(b)) for w, b in layers]
-        for client, batches in zip(cohort, points):
+        for client, batches in zip(cohort, points, strict=False):
             local = [(w.copy(), b.copy()) for w, b in layers]
             for batch in batches:
                 step(local, x[client][batch], onehot[client][batch], scale)
-            for (w_sum, b_sum), (w, b) in zip(total, local):
+            for (w_sum, b_sum), (w, b) in zip(total, local, strict=False):
                 w_sum += w
                 b_sum += b
         layers = [(w / np.float32(workload.cohort_size), b / np.float32(workload.cohort_size)) for w, b in total]

@@ -66,7 +66,7 @@ class Stopwatch(TrainingProcessCallback):
 
     def timing(self) -> Timing:
         num_rounds = len(self.ends) - 1
-        return Timing(*((late - early) / num_rounds for early, late in zip(self.ends[0], self.ends[-1])))
+        return Timing(*((late - early) / num_rounds for early, late in zip(self.ends[0], self.ends[-1], strict=False)))
 
 
 def cohort_sampler(workload: Workload, rng: np.random.Generator) -> Callable[[], int]:

@@ -37,7 +37,7 @@ def simulate(workload: Workload, x: torch.Tensor, y: torch.Tensor, rounds: int) 
         cohort = torch.randperm(workload.num_clients, generator=generator)[: workload.cohort_size]
         points = torch.randint(workload.points_per_client, shape, generator=generator)
         total = [torch.zeros_like(parameter) for parameter in server.parameters()]
-        for client, batches in zip(cohort.tolist(), points):
+        for client, batches in zip(cohort.tolist(), points, strict=False):
             local.load_state_dict(server.state_dict())
             for batch in batches:
                 optimizer.zero_grad()
@@ -45,10 +45,10 @@ def simulate(workload: Workload, x: torch.Tensor, y: torch.Tensor, rounds: int) 
                 loss.backward()
                 optimizer.step()
             with torch.no_grad():
-                for running, parameter in zip(total, local.parameters()):
+                for running, parameter in zip(total, local.parameters(), strict=False):
                     running += parameter
         with torch.no_grad():
-            for parameter, running in zip(server.parameters(), total):
+            for parameter, running in zip(server.parameters(), total, strict=False):
                 parameter.copy_(running / workload.cohort_size)
     return server
 

@@ -29,7 +29,7 @@ from sojourn.core.options import options_of
 from sojourn.diagnostics.probes import check_probes
 from sojourn.engine import ENGINES, Engine
 from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
-from sojourn.engine.accounting import Wire, has_known, message_shapes, one_memory, wire_of
+from sojourn.engine.accounting import Wire, all_floats, has_known, message_shapes, one_memory, wire_of
 from sojourn.engine.checkpoint import fingerprint, load_state, save_state
 from sojourn.engine.compiled import final_answer
 from sojourn.engine.participation import cohort_size
@@ -174,6 +174,11 @@ class Running:
         phases = {"opening": algorithm.opening(), "steady": algorithm.exchanges(), "closing": algorithm.closing()}
         for exchange in (e for phase in phases.values() for e in phase):
             messages = message_shapes(exchange, fed.clients, server, memory)
+            if exchange.reduce == "mean" and not all_floats(messages[1]):
+                raise SojournError(
+                    f"{type(algorithm).__name__} answers with whole numbers, which have no weighted mean; "
+                    'send floats, or declare reduce = "stack".'
+                )
             if has_known(messages) and not fixed_members(exchange, fed.num_clients, cohort):
                 raise SojournError(
                     f"{type(algorithm).__name__} relies on what clients remember from the round before, so everyone "

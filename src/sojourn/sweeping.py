@@ -192,6 +192,7 @@ def _one_by_one(
         if histories[-1].status == "stopped":
             break
     table = pd.concat([h.table.assign(setting=number) for number, h in enumerate(histories)], ignore_index=True)
+    table.insert(0, "setting", table.pop("setting"))
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[h.params for h in histories])
     spent = {name: sum(h.manifest[name] for h in histories) for name in ("seconds", "compile_seconds")}
     return History(table, {**histories[-1].manifest, **spent}, params=params)

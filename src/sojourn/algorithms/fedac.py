@@ -36,8 +36,9 @@ class FedAc(Algorithm):
     version: str = choice("I", ("I", "II"))
 
     def __check_init__(self) -> None:
-        if isinstance(self.step_size, jax.core.Tracer) or jnp.ndim(self.step_size):
-            return
+        numbers = (self.step_size, self.strong_convexity)
+        if any(isinstance(n, jax.core.Tracer) or jnp.ndim(n) or not n > 0 for n in numbers):
+            return  # checked when they were made, or refused by their own ranges
         alpha = float(self.parameters()[0])
         if not alpha > 1:
             raise SojournError(

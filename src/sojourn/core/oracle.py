@@ -107,7 +107,7 @@ class Oracle:
         self.ledger = Ledger(objective.num_samples(self._view))
 
     def draw(self, key: jax.Array, num_batches: int = 1) -> Any:
-        """A sample z; with several batches, the sample that pools those of steps 0, 1, … of a walk with this key."""
+        """A sample z; with several batches, one that pools those of the first steps of a walk with this key."""
         if self._batch_size is None:
             return None
         return Sample(self._objective.pool(self._draw_block(key, 0, num_batches)), num_batches)

@@ -38,6 +38,10 @@ def has_known(message: Any) -> bool:
     return any(isinstance(leaf, Known) for leaf in leaves)
 
 
+def all_floats(message: Any) -> bool:
+    return all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(message))
+
+
 def _floats(message: Any) -> int:
     return sum(int(np.prod(a.shape)) for a in travelling(message) if jnp.issubdtype(a.dtype, jnp.floating))
 

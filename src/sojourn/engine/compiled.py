@@ -41,6 +41,9 @@ class Compiled:
             return 1
         if self.placement == "vmap":
             return cohort
+        clients = federation.clients
+        if clients.sizes is not None and clients.batch_size is None:
+            return 1  # exact answers of unequal clients: side by side, all would wait for the largest
         each = 3 * 4 * max(1, size(federation.x0)) * num_settings
         budget = _SIDE_BY_SIDE_BYTES if num_settings == 1 else _SIDE_BY_SIDE_BYTES_OF_SWEEP
         return max(1, min(cohort, budget // each))

@@ -137,10 +137,9 @@ def generated_regression(
 ) -> Federation:
     """Least squares over a population whose clients are generated when they are visited."""
     make = _RegressionClient(client_size, dimension, optima_spread)
-    panel = min(100, num_clients)
     start = jnp.zeros(dimension, jnp.result_type(float))
     return population(
-        _half_squared_error, start, make, num_clients, batch_size=batch_size, panel=panel, seed=seed,
+        _half_squared_error, start, make, num_clients, batch_size=batch_size, seed=seed,
         name="generated-regression",
     )  # fmt: skip
 

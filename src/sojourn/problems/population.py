@@ -52,15 +52,16 @@ def population(
     num_clients: int,
     *,
     batch_size: int | None = None,
-    panel: int = 100,
+    panel: int | None = None,
     seed: int = 0,
     name: str = "population",
 ) -> Federation:
     """A federation of generated clients: `make_client(key)` returns a tree of arrays, a client's rows.
 
-    Memory depends on the cohort, not on the number of clients. The loss is evaluated on a panel of `panel` clients,
-    the same in every round; `params` are float arrays.
+    Memory depends on the cohort, not on the number of clients. The loss is evaluated on a panel of clients (at most
+    100 unless `panel` says), the same in every round; `params` are float arrays.
     """
+    panel = min(100, num_clients) if panel is None else panel
     if not 1 <= panel <= num_clients:
         raise SojournError(f"panel = {panel} is out of range; give from 1 to the {num_clients} clients.")
     shapes = jax.eval_shape(make_client, root_key(0))

@@ -283,9 +283,9 @@ def test_summary_frame_has_the_last_and_the_best_values() -> None:
 def test_terminal_table_names_runs_and_costs() -> None:
     histories = [FakeHistory("[red]fedavg", make_table()), FakeHistory("wild", diverging_table(), status="diverged")]
     console = Console(width=160, file=io.StringIO())
-    console.print(rich_table(histories))
+    console.print(rich_table(histories, 160))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "[red]fedavg" in text and "diverged" in text and "test accuracy" in text
+    assert "[red]fedavg" in text and "diverged" in text and "accuracy" in text
     assert si(float(summary_frame(histories)["floats"].iloc[0])) in text
 
 

@@ -1,10 +1,11 @@
 """Federated optimization with local updates: methods, problems, a compiled engine, reports."""
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sojourn import algorithms, problems
+    from sojourn import algorithms, data, models, partition, problems
     from sojourn.core.errors import SojournError
     from sojourn.core.facts import Facts
     from sojourn.core.federation import Federation
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from sojourn.sweeping import sweep
 
 __all__ = [
-    "Facts", "Federation", "History", "SojournError", "algorithms", "federation", "load_history", "population",
-    "problems", "render", "run", "sweep",
+    "Facts", "Federation", "History", "SojournError", "algorithms", "data", "federation", "load_history", "models",
+    "partition", "population", "problems", "render", "run", "sweep",
 ]  # fmt: skip
 
 _HOMES = {
@@ -28,8 +29,14 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Names are fetched when first used: `sojourn --help` should not wait for JAX."""
-    if name in ("algorithms", "problems"):
+    if name in ("algorithms", "data", "models", "partition", "problems"):
         return importlib.import_module(f"sojourn.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"sojourn.{_HOMES[name]}"), name)
+    if name == "__version__":
+        return importlib.metadata.version("sojourn")
     raise AttributeError(f"module 'sojourn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -103,10 +103,12 @@ def report(
 
 @app.command()
 def check(file: File, set_: Changes = None) -> None:
-    """Validate a config without running it."""
+    """Validate a config without running it: its words, its data, and whether its methods fit."""
     from sojourn.config import load_config
+    from sojourn.experiment import check_config
 
     config = load_config(_config_file(file), set_ or [])
+    check_config(config)
     labels = ", ".join(part.label for part in config.algorithms)
     _say(f"{file} is valid: {config.problem.name}, {labels}, {config.run.rounds} rounds.")
 
@@ -171,7 +173,8 @@ def _show(histories: "list[History]", place: Path, title: str) -> None:
     """The table of results, the report, and the exit code that is true."""
     from sojourn.report import render, rich_table
 
-    Console().print(rich_table(histories))
+    console = Console()
+    console.print(rich_table(histories, console.width))
     page = render(histories, place, title=title)
     _say(f"report: {page}")
     statuses = {history.status for history in histories}

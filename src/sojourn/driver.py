@@ -33,7 +33,7 @@ from sojourn.engine.accounting import Wire, all_floats, has_known, message_shape
 from sojourn.engine.checkpoint import fingerprint, load_state, save_state
 from sojourn.engine.compiled import final_answer
 from sojourn.engine.participation import cohort_size
-from sojourn.engine.rounds import Course, Plan, RunState, divergence_limit, fixed_members, start
+from sojourn.engine.rounds import Course, Plan, RunState, divergence_limit, divisor_at_most, fixed_members, start
 from sojourn.history import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -75,6 +75,16 @@ def make_job(
     """A job, checked before anything runs."""
     use_compilation_cache()
     machine = _engine(engine)
+    if not isinstance(federation, Federation) or not isinstance(algorithm, Algorithm):
+        raise SojournError("run takes a federation, then an algorithm (an object, as in LocalSGD(step_size=0.1)).")
+    if jax.numpy.result_type(float) != jnp.float64 and any(
+        a.dtype == jnp.float64 for a in jax.tree.leaves(federation.x0)
+    ):
+        raise SojournError("the federation was made in float64; run it inside jax.enable_x64(True) too.")
+    for name, value in {"rounds": rounds, "eval_every": eval_every}.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer))):
+            raise SojournError(f"{name} = {value!r} is not a whole number.")
+    record = (record,) if isinstance(record, str) else record
     if rounds < 1:
         raise SojournError(f"rounds = {rounds} is out of range; give at least 1.")
     if eval_every is not None and eval_every < 1:
@@ -86,7 +96,8 @@ def make_job(
             f"{type(algorithm).__name__} is only right when everyone takes part; leave participation out."
         )
     num_settings = 1 if grid is None else grid[0] * grid[1]
-    plan = Plan(cohort, machine.width(federation, cohort, num_settings), tuple(record), grid)
+    width = divisor_at_most(cohort, machine.width(federation, cohort, num_settings))
+    plan = Plan(cohort, width, tuple(record), grid)
     return Job(federation, algorithm, rounds, machine, plan, eval_every or max(1, rounds // 100))
 
 

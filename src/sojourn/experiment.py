@@ -23,7 +23,7 @@ from sojourn.core.files import write_atomically
 from sojourn.core.keys import root_key
 from sojourn.core.vec import size
 from sojourn.data import DATASETS, Dataset
-from sojourn.driver import run
+from sojourn.driver import make_job, run
 from sojourn.engine import ENGINES
 from sojourn.history import CONFIG_FILE, MANIFEST_FILE, STATE_FILE, TABLE_FILE, History, load_history
 from sojourn.models import MODELS
@@ -74,13 +74,22 @@ def precision(config: Config) -> Iterator[None]:
         yield
 
 
+def check_config(config: Config) -> Federation:
+    """Builds what a config names and asks every method whether it can run on it; nothing is run."""
+    with precision(config):
+        federation = build_federation(config)
+        for part in config.algorithms:
+            make_job(federation, build_algorithm(part), config.run.rounds, **_how(config))
+    return federation
+
+
 def run_config(config: Config, out: Path, *, resume: bool = False, progress: bool | None = None) -> list[History]:
     """Runs every method of a config; several methods get a folder each."""
     _claim(out, resume)
-    _write_config(out, config.tables, resume)
     histories = []
     with precision(config):
-        federation = build_federation(config)
+        federation = check_config(config)
+        _write_config(out, config.tables, resume)  # only now: what is refused leaves no trace
         for part in config.algorithms:
             place = out if len(config.algorithms) == 1 else out / part.label
             tables = {**config.tables, "algorithm": _entry(config, part)}

@@ -101,7 +101,6 @@ def until_divergence(table: pd.DataFrame) -> pd.DataFrame:
 
 
 @functools.cache
-@functools.cache
 def environment() -> dict[str, Any]:
     """What a reader needs to repeat a run: versions, device, commit."""
     packages = ("sojourn", "jax", "jaxlib", "equinox", "optax", "numpy")

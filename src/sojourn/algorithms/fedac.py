@@ -4,7 +4,7 @@ Yuan and Ma, NeurIPS 2020, Algorithm 1 with the parameters of its sections on Fe
 Paper to code: w, w_ag -> ModelPair; eta -> step_size; mu -> strong_convexity; K -> num_local_steps; alpha, beta, gamma
 are derived: gamma = max(sqrt(eta/(mu K)), eta); I: alpha = 1/(gamma mu), beta = alpha + 1;
 II: alpha = 3/(2 gamma mu) - 1/2, beta = (2 alpha^2 - 1)/(alpha - 1) (the authors' code has 2 alpha^2 there).
-Both need alpha >= 1. On a convex objective give the mu of a regularised one.
+Both need alpha > 1. On a convex objective give the mu of a regularised one.
 """
 
 from typing import Any

@@ -8,14 +8,15 @@ import zlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sojourn.core.errors import SojournError
 
 
 def root_key(seed: int) -> jax.Array:
     """The root of a run. Only threefry: other generators draw differently under vmap, so engines would disagree."""
-    if not 0 <= int(seed) < 2**32:
-        raise SojournError(f"seed = {seed} is out of range; give a whole number from 0 to {2**32 - 1}.")
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+        raise SojournError(f"seed = {seed!r} is out of range; give a whole number from 0 to {2**32 - 1}.")
     return jax.random.key(int(seed), impl="threefry2x32")
 
 

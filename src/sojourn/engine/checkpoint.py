@@ -67,7 +67,7 @@ def load_state(path: Path, template: Any, identity: str) -> Any:
         ) from error
     if meta.get("format") != _FORMAT or meta.get("identity") != identity or len(arrays) != len(leaves):
         raise SojournError(
-            f"the checkpoint {path} belongs to another run (other data, method or seed); it was left as it is: "
+            f"the checkpoint {path} belongs to another run (other data, loss, method, seed or placement); it was left: "
             "resume with the configuration it was made with, or choose another --out."
         )
     return jax.tree.unflatten(structure, [_restore(a, leaf) for a, leaf in zip(arrays, leaves, strict=True)])

@@ -15,13 +15,12 @@ from pydantic import Field
 
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.federation import Clients, Federation
-from sojourn.core.vec import size
-from sojourn.engine.rounds import Course, Plan, Rows, RunState, answer, evaluate, over_grid, play_round
+from sojourn.engine.rounds import Course, Plan, Rows, RunState, answer, evaluate, lost, over_grid, play_round
 
-# Weights, gradients and new weights of the clients that work side by side: in one run they should stay in a core's own
-# cache; in a sweep the operations are large enough to be shared by all cores, and only memory is a limit.
-_SIDE_BY_SIDE_BYTES = 1 << 20
-_SIDE_BY_SIDE_BYTES_OF_SWEEP = 1 << 26
+# Weights, gradients and new weights of the clients that work side by side: in one run they should stay in cache;
+# in a sweep, or on an accelerator, wide operations are shared by all cores, and only memory is a limit.
+_SIDE_BY_SIDE_BYTES = 1 << 22
+_SIDE_BY_SIDE_BYTES_AT_MOST = 1 << 26
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +41,11 @@ class Compiled:
         if self.placement == "vmap":
             return cohort
         clients = federation.clients
-        if clients.sizes is not None and clients.batch_size is None:
+        if clients.sizes is not None and clients.batch_size is None and _uneven(clients.sizes):
             return 1  # exact answers of unequal clients: side by side, all would wait for the largest
-        each = 3 * 4 * max(1, size(federation.x0)) * num_settings
-        budget = _SIDE_BY_SIDE_BYTES if num_settings == 1 else _SIDE_BY_SIDE_BYTES_OF_SWEEP
+        each = 3 * sum(leaf.nbytes for leaf in jax.tree.leaves(federation.x0)) * num_settings
+        cached = num_settings == 1 and jax.default_backend() == "cpu"
+        budget = _SIDE_BY_SIDE_BYTES if cached else _SIDE_BY_SIDE_BYTES_AT_MOST
         return max(1, min(cohort, budget // each))
 
     def capacity(self, plan: Plan) -> int:
@@ -72,6 +72,10 @@ def _metrics(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState
     return over_grid(lambda a, s: evaluate(a, clients, plan, s), plan)(algorithm, state)
 
 
+def _uneven(sizes: jax.Array) -> bool:
+    return bool(jnp.max(sizes) > 2 * jnp.mean(sizes))
+
+
 @functools.partial(jax.jit, static_argnames=("plan", "capacity"), donate_argnames="state")
 def _advance(
     algorithm: Algorithm, clients: Clients, state: RunState, course: Course, *, plan: Plan, capacity: int
@@ -86,10 +90,9 @@ def _advance(
         server, memory, row = over_grid(one, plan)(algorithm, state)
         state = RunState(server, memory, state.round + 1, state.root)
         unseen = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), metric_shapes)
-        measured = jax.lax.cond(
-            course.evaluates(state.round), lambda s: _metrics(algorithm, clients, plan, s), lambda s: unseen, state
-        )
-        return state, Rows(row, measured)
+        evaluated = course.evaluates(state.round)
+        measured = jax.lax.cond(evaluated, lambda s: _metrics(algorithm, clients, plan, s), lambda s: unseen, state)
+        return state, Rows(dataclasses.replace(row, diverged=row.diverged | lost(measured, evaluated)), measured)
 
     def body(carry: Any) -> Any:
         done, state, rows, _ = carry

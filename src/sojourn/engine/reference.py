@@ -18,7 +18,7 @@ from sojourn.core.federation import Clients, Federation
 from sojourn.core.oracle import KINDS
 from sojourn.core.vec import norm
 from sojourn.engine.participation import members
-from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, context_of, evaluate, shares, visitor
+from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, context_of, evaluate, lost, shares, visitor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Reference:
         while len(rows) < int(course.num_rounds):
             state, row = _play(algorithm, clients, plan, state, course)
             measured = _evaluate(algorithm, clients, state, plan=plan)
+            row = dataclasses.replace(row, diverged=row.diverged | lost(measured, course.evaluates(state.round)))
             if not bool(course.evaluates(state.round)):
                 measured = {name: np.float64(np.nan) for name in measured}
             rows.append(Rows(row, measured))

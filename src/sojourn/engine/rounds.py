@@ -211,6 +211,11 @@ def evaluate(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState
     return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in found.items()}
 
 
+def lost(metrics: dict[str, jax.Array], evaluated: Any) -> jax.Array:
+    """Whether the loss was evaluated and is not a finite number."""
+    return evaluated & ~jnp.isfinite(metrics["loss"])
+
+
 def answer(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState) -> Vec:
     """The method's answer at this state: its closing exchanges run on a copy, uncounted."""
     closing = algorithm.closing()

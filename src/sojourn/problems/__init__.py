@@ -1,6 +1,18 @@
 """Objectives with oracles and, where they are known, facts. Functions return a Federation; configs name PROBLEMS."""
 
-from sojourn.problems.catalogue import PROBLEMS, Problem
+from sojourn.problems.catalogue import (
+    PROBLEMS,
+    Problem,
+    cap_regression,
+    generated_regression,
+    proposition1,
+    random_quadratic,
+    theorem1,
+    theorem2,
+    theorem3,
+    three_coordinates,
+    two_coordinates,
+)
 from sojourn.problems.finite import federation
 from sojourn.problems.gaussian_regression import gaussian_regression
 from sojourn.problems.population import population
@@ -8,6 +20,7 @@ from sojourn.problems.quadratic import quadratic
 from sojourn.problems.supervised import classification, least_squares, logistic_regression
 
 __all__ = [
-    "PROBLEMS", "Problem", "classification", "federation", "gaussian_regression", "least_squares",
-    "logistic_regression", "population", "quadratic",
+    "PROBLEMS", "Problem", "cap_regression", "classification", "federation", "gaussian_regression",
+    "generated_regression", "least_squares", "logistic_regression", "population", "proposition1", "quadratic",
+    "random_quadratic", "theorem1", "theorem2", "theorem3", "three_coordinates", "two_coordinates",
 ]  # fmt: skip

@@ -39,10 +39,11 @@ def random_quadratic(
 ) -> Federation:
     """Random quadratics with given extreme eigenvalues; dials for Hessian and optimum heterogeneity."""
     _check_extent(num_clients, dimension)
+    if strong_convexity > smoothness:
+        raise SojournError(f"problem.strong_convexity = {strong_convexity:g} exceeds smoothness = {smoothness:g}.")
     rng = np.random.default_rng(seed)
-    high = max(smoothness, strong_convexity)
-    spectrum = np.geomspace(max(strong_convexity, 1e-12 * high), high, dimension)
-    spectrum[0] = strong_convexity if dimension > 1 else high
+    spectrum = np.geomspace(max(strong_convexity, 1e-12 * smoothness), smoothness, dimension)
+    spectrum[0] = strong_convexity if dimension > 1 else smoothness
     turns = rng.normal(size=(num_clients, dimension, dimension))
     frames, _ = np.linalg.qr((1 - rotation) * np.eye(dimension) + rotation * turns)
     hessians = (frames * spectrum) @ np.swapaxes(frames, 1, 2)

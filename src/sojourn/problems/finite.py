@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sojourn.core.code import code_of
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation, build
@@ -181,9 +182,12 @@ def federation(
     sizes = _check_clients(trees)
     if test is not None and any(len(np.asarray(leaf)) == 0 for leaf in jax.tree.leaves(test)):
         raise SojournError("the test data hold no rows; give some, or leave test out.")
-    arrays, rest_of_model = eqx.partition(params, eqx.is_inexact_array_like)
+    arrays, rest_of_model = eqx.partition(params, eqx.is_inexact_array)
     arrays = jax.tree.map(jnp.asarray, arrays)
+    if not jax.tree.leaves(arrays):
+        raise SojournError("params hold no float array, so there is nothing to train; give arrays of floats.")
     rebuild = _Rebuild(rest_of_model)
+    check_loss(_OnModel(loss, rebuild), arrays, jax.tree.map(lambda a: _default_precision(a[:1]), trees[0]))
     stacked = jax.tree.map(lambda *parts: jnp.asarray(_default_precision(np.concatenate(parts))), *trees)
     objective = FiniteData(
         rows=stacked,
@@ -207,6 +211,17 @@ def federation(
         objective, arrays, len(trees), weights=weights, sizes=None if _equal(sizes) else sizes,
         batch_size=batch_size, facts=facts, name=name, rebuild=rebuild, **rest,
     )  # fmt: skip
+
+
+def check_loss(loss: Loss, arrays: Any, batch: Any) -> None:
+    """The loss must take a batch and give one float; better said now than by a program that broadcasts."""
+    try:
+        value = jax.eval_shape(loss, arrays, batch)
+    except Exception as error:
+        first_line = str(error).split("\n")[0]
+        raise SojournError(f"the loss fails on a batch of one row: {type(error).__name__}: {first_line}") from error
+    if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise SojournError(f"the loss gives {value}, not one float; return the mean over the rows of the batch.")
 
 
 class _Rebuild:
@@ -233,6 +248,9 @@ class _OnModel:
 
     function: Callable[[Any, Any], Any]
     rebuild: _Rebuild
+
+    def __repr__(self) -> str:  # goes into a checkpoint's fingerprint: another loss is another run
+        return f"{code_of(self.function)} on {self.rebuild.rest}"
 
     def __call__(self, arrays: Any, batch: Any) -> Any:
         return self.function(self.rebuild(arrays), batch)

@@ -18,7 +18,7 @@ def logistic_facts(
 
     The optimum's gradient norm is below 1e-10; the parameters are weight (classes, d) and bias (classes,).
     """
-    rows = [np.hstack([np.asarray(x, float).reshape(len(x), -1), np.ones((len(x), 1))]) for x in features]
+    rows = [with_ones(x) for x in features]
     smoothness = l2 + max(np.linalg.eigvalsh(a.T @ a / len(a)).max() for a in rows) / 2
     facts = Facts(smoothness=float(smoothness), strong_convexity=float(l2))
     if l2 == 0 or rows[0].shape[1] * num_classes > _LARGEST:
@@ -27,6 +27,12 @@ def logistic_facts(
     scale = np.concatenate([np.full(len(a), s / len(a)) for a, s in zip(rows, shares, strict=True)])
     x, value = _newton(all_rows, np.eye(num_classes)[all_labels], scale, l2)
     return dataclasses.replace(facts, x_star={"weight": x[:-1].T, "bias": x[-1]}, f_star=value)
+
+
+def with_ones(x: np.ndarray) -> np.ndarray:
+    """Features as float64 rows with a one for the bias."""
+    flat = np.asarray(x, float).reshape(len(x), -1)
+    return np.hstack([flat, np.ones((len(flat), 1))])
 
 
 def _newton(rows: np.ndarray, targets: np.ndarray, scale: np.ndarray, l2: float) -> tuple[np.ndarray, float]:

@@ -12,7 +12,7 @@ from sojourn.core.federation import Federation, build
 from sojourn.core.keys import root_key, uniform_index
 from sojourn.core.oracle import Objective
 from sojourn.core.vec import size
-from sojourn.problems.finite import Loss
+from sojourn.problems.finite import Loss, check_loss
 
 
 class Generated(Objective):
@@ -67,5 +67,6 @@ def population(
     shapes = jax.eval_shape(make_client, root_key(0))
     if size(shapes) == 0 or len({leaf.shape[:1] for leaf in jax.tree.leaves(shapes)}) != 1:
         raise SojournError("make_client must return arrays that share their leading axis and hold at least one row.")
+    check_loss(loss, params, shapes)
     objective = Generated(root_key(seed), loss, make_client, num_clients, panel)
     return build(objective, params, num_clients, batch_size=batch_size, name=name)

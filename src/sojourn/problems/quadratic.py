@@ -72,6 +72,8 @@ def quadratic(
     a, b = np.asarray(hessians, float), np.asarray(optima, float)
     _check(a, b, noise)
     num_clients, dimension = b.shape
+    if noise_covariance is not None and noise > 0:
+        raise SojournError("both noise and noise_covariance are given; give one of them.")
     if noise_covariance is None and noise > 0:
         noise_covariance = np.eye(dimension) * noise**2 / dimension
     start = np.zeros(dimension) if x0 is None else np.asarray(x0, float)
@@ -100,8 +102,8 @@ def _check(hessians: np.ndarray, optima: np.ndarray, noise: float) -> None:
         raise SojournError("hessians and optima must be finite; they hold NaN or infinity.")
     if not np.allclose(hessians, np.swapaxes(hessians, 1, 2)):
         raise SojournError("hessians must be symmetric; give (A + A^T) / 2 if you mean the quadratic form of A.")
-    if noise < 0:
-        raise SojournError(f"noise = {noise:g} is negative; give the root of the mean squared norm of the noise.")
+    if not 0 <= noise < np.inf:
+        raise SojournError(f"noise = {noise:g} does not fit; give the root of the mean squared norm of the noise.")
 
 
 def _root(covariance: np.ndarray) -> np.ndarray:

@@ -18,12 +18,11 @@ from sojourn.core.federation import Federation
 from sojourn.data.dataset import Dataset
 from sojourn.partition import label_counts
 from sojourn.problems.finite import federation
-from sojourn.problems.logistic_facts import logistic_facts
+from sojourn.problems.logistic_facts import logistic_facts, with_ones
 from sojourn.problems.quadratic_facts import hessian_gap
 
 BatchSize = Annotated[int | None, Field(ge=1, description="samples per gradient; leave it out for exact gradients")]
 Weights = Annotated[Literal["equal", "size"], Field(description="the clients' shares of the objective")]
-Seed = Annotated[int, Field(ge=0, lt=2**32, description="of the starting point")]
 Regularization = Annotated[float, Field(ge=0, description="adds (l2/2) ||params||^2")]
 
 
@@ -168,12 +167,6 @@ class _SoftmaxGradient:
         error = (jax.nn.softmax(scores) - jax.nn.one_hot(y, scores.shape[-1], dtype=scores.dtype)) / len(x)
         gradient = {"weight": jnp.sum(error[:, :, None] * x[:, None, :], 0), "bias": jnp.sum(error, 0)}
         return gradient if self.l2 == 0 else jax.tree.map(lambda g, p: g + self.l2 * p, gradient, params)
-
-
-def with_ones(x: np.ndarray) -> np.ndarray:
-    """Features as float64 rows with a one for the bias."""
-    flat = np.asarray(x, float).reshape(len(x), -1)
-    return np.hstack([flat, np.ones((len(flat), 1))])
 
 
 def _least_squares_facts(

@@ -147,7 +147,8 @@ def _summary(runs: Sequence[Run]) -> str:
         rivals = [run for run in order[1:] if run.label != order[0].label][:1]
         places = [f"{run.name} with {table.metric_value(metric, run.final(metric))}" for run in [order[0], *rivals]]
         word = "Highest" if higher_is_better(metric) else "Lowest"
-        parts.append(f"{word} final {title}: {', ahead of '.join(places)}.")
+        tied = len(places) == 2 and places[0].rsplit(" with ", 1)[1] == places[1].rsplit(" with ", 1)[1]
+        parts.append(f"{word} final {title}: {(', level with ' if tied else ', ahead of ').join(places)}.")
     lost = [run for run in runs if run.diverged]
     if len(lost) > 3 or any(run.setting for run in lost):
         parts.append(f"{len(lost)} of {len(runs)} diverged.")

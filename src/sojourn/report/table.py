@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -87,17 +89,26 @@ def status_text(run: Run) -> str:
     return f"{run.status} ({run.lost_seeds} of {run.num_seeds} seeds)" if several else run.status
 
 
-def rich_table(histories: Sequence[History]) -> Table:
-    """The table for the terminal; the best final value is bold, diverged runs are red."""
+def rich_table(histories: Sequence[History], width: int = 80) -> Table:
+    """The table for a terminal of this width; the best final value is bold, diverged runs are red.
+
+    Metrics beyond the deciding one give way until every number and name stands whole: half a number misleads.
+    """
     runs = split(histories)
-    shown = table_metrics(runs)
+    metrics = table_metrics(runs)
+    tables = [_rich_table(runs, metrics[:number]) for number in range(len(metrics), 0, -1)]
+    console = Console(width=10_000)
+    return next((table for table in tables if console.measure(table).maximum <= width), tables[-1])
+
+
+def _rich_table(runs: Sequence[Run], shown: Sequence[str]) -> Table:
     best = {metric: next(iter(ranked(runs, metric)), None) for metric in shown}
-    table = Table(header_style="bold", pad_edge=False)
-    table.add_column("run", overflow="fold")
-    table.add_column("status")
-    titles = [metric_title(metric).lower() for metric in shown]
-    for heading in ["rounds", *titles, "floats sent", "oracle calls", "time"]:
-        table.add_column(heading, justify="right")
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    table.add_column("run", overflow="fold")  # the only column that may break
+    table.add_column("status", no_wrap=True)
+    titles = [metric_title(metric).lower().replace(" ", "\n") for metric in shown]
+    for heading in ["rounds", *titles, "floats\nsent", "oracle\ncalls", "time"]:
+        table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         finals = [
             Text(metric_value(metric, run.final(metric)), style="bold" if run is best[metric] and len(runs) > 1 else "")

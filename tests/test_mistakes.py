@@ -1,0 +1,129 @@
+"""Mistakes made from Python end in a sentence, before anything runs; what looks right and is not is caught too."""
+
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+import sojourn as sj
+from sojourn.core.errors import SojournError
+from sojourn.core.federation import Federation
+from sojourn.report import rich_table
+
+ROWS = [(np.ones((4, 2)), np.ones(4)), (np.ones((9, 2)), np.zeros(9))]
+
+
+def squared(params: jax.Array, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return jnp.mean((batch[0] @ params - batch[1]) ** 2)
+
+
+def absolute(params: jax.Array, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return jnp.mean(jnp.abs(batch[0] @ params - batch[1]))
+
+
+def method() -> sj.algorithms.LocalSGD:
+    return sj.algorithms.LocalSGD(step_size=0.01, num_local_steps=2)
+
+
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
+    with pytest.raises(SojournError, match="mean over the rows"):
+        sj.federation(lambda w, batch: (batch[0] @ w - batch[1]) ** 2, np.zeros(2), ROWS)
+
+
+def test_a_loss_that_fails_is_told_in_one_line() -> None:
+    with pytest.raises(SojournError, match="the loss fails") as caught:
+        sj.federation(squared, np.zeros(3), ROWS)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_arrays_of_a_model_are_trained() -> None:
+    class Scaled(eqx.Module):
+        weight: jax.Array
+        scale: float = 2.0
+
+    def loss(model: Scaled, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return squared(model.weight * model.scale, batch)
+
+    trained = sj.run(sj.federation(loss, Scaled(jnp.zeros(2)), ROWS), method(), rounds=2).params
+    assert trained.scale == 2.0
+    assert float(jnp.abs(trained.weight).sum()) > 0
+
+
+def test_parameters_without_a_float_array_are_refused() -> None:
+    with pytest.raises(SojournError, match="nothing to train"):
+        sj.federation(squared, np.zeros(2, int), ROWS)
+
+
+def test_a_loss_that_is_not_a_number_has_diverged_though_the_model_is_finite() -> None:
+    def loss(params: jax.Array, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        # past 0.05 the value is NaN and the gradient is not
+        gone = jax.lax.stop_gradient(jnp.where(jnp.abs(params).max() > 0.05, jnp.nan, 0.0))
+        return squared(params, batch) + gone
+
+    federation = sj.federation(loss, np.zeros(2), ROWS)
+    for engine in ("compiled", "reference"):
+        history = sj.run(federation, method(), rounds=50, engine=engine, eval_every=1)
+        assert history.status == "diverged"
+        assert np.isfinite(np.asarray(history.params)).all()
+
+
+def test_another_loss_is_another_run(tmp_path: Path) -> None:
+    params = np.zeros(2)
+    sj.run(sj.federation(squared, params, ROWS), method(), rounds=3, out=tmp_path)
+    with pytest.raises(SojournError, match="another run"):
+        sj.run(sj.federation(absolute, params, ROWS), method(), rounds=6, out=tmp_path, resume=True)
+    assert sj.run(sj.federation(squared, params, ROWS), method(), rounds=6, out=tmp_path, resume=True).status == "ok"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rounds": 1.5}, {"rounds": "10"}, {"seed": 1.7}, {"seed": "a"}, {"eval_every": 0.5}]
+)
+def test_numbers_that_are_not_whole_are_refused(quadratics: Federation, wrong: dict[str, object]) -> None:
+    with pytest.raises(SojournError):
+        sj.run(quadratics, method(), **{"rounds": 2, **wrong})  # type: ignore[arg-type]
+
+
+def test_swapped_arguments_and_a_class_for_an_object_are_told(quadratics: Federation) -> None:
+    for arguments in ((method(), quadratics), (quadratics, sj.algorithms.LocalSGD)):
+        with pytest.raises(SojournError, match="a federation, then an algorithm"):
+            sj.run(*arguments, rounds=2)  # type: ignore[arg-type]
+
+
+def test_a_float64_federation_does_not_run_in_float32() -> None:
+    with jax.enable_x64(True):
+        federation = sj.problems.two_coordinates()
+    with pytest.raises(SojournError, match="enable_x64"):
+        sj.run(federation, method(), rounds=2)
+
+
+def test_one_probe_may_be_named_alone(quadratics: Federation) -> None:
+    assert "model_norm" in sj.run(quadratics, method(), rounds=2, record="model_norm").frame()
+
+
+def test_noise_is_given_once_and_is_a_number() -> None:
+    with pytest.raises(SojournError, match="give one"):
+        sj.problems.quadratic(np.eye(2)[None], np.ones((1, 2)), noise=1.0, noise_covariance=np.eye(2))
+    with pytest.raises(SojournError, match="noise"):
+        sj.problems.quadratic(np.eye(2)[None], np.ones((1, 2)), noise=float("nan"))
+
+
+def test_the_public_names_are_listed() -> None:
+    assert {"run", "sweep", "federation", "problems", "algorithms", "models"} <= set(dir(sj))
+    assert sj.__version__
+
+
+def test_a_narrow_terminal_shows_every_number_whole(quadratics: Federation) -> None:
+    methods = {"a-rather-long-name": 1e-5, "another-one": 0.01}
+    histories = [
+        sj.run(quadratics, sj.algorithms.LocalSGD(step_size=step), rounds=3, label=label)
+        for label, step in methods.items()
+    ]
+    console = Console(width=80, record=True)
+    console.print(rich_table(histories, 80))
+    shown = console.export_text()
+    assert "…" not in shown
+    assert all(label in shown for label in methods)

@@ -117,7 +117,7 @@ def test_the_public_names_are_listed() -> None:
 
 
 def test_a_narrow_terminal_shows_every_number_whole(quadratics: Federation) -> None:
-    methods = {"a-rather-long-name": 1e-5, "another-one": 0.01}
+    methods = {"minibatch-sgd": 1e-5, "regularized": 0.01}
     histories = [
         sj.run(quadratics, sj.algorithms.LocalSGD(step_size=step), rounds=3, label=label)
         for label, step in methods.items()

@@ -452,7 +452,7 @@ def squared(x: Any, batch: Any) -> Any:
 )
 def test_data_that_no_method_could_use_are_refused(clients: list[np.ndarray], expected: str) -> None:
     with pytest.raises(SojournError, match=expected):
-        sj.federation(squared, 0.0, clients)
+        sj.federation(squared, np.zeros(()), clients)
 
 
 def test_a_data_set_with_missing_values_is_refused() -> None:
@@ -476,6 +476,6 @@ def test_a_data_set_with_missing_values_is_refused() -> None:
     ],
 )
 def test_a_call_that_cannot_be_run_is_refused_in_one_sentence(wrong: dict[str, Any], expected: str) -> None:
-    clients = sj.federation(squared, 0.0, [np.ones(3), np.zeros(2)])
+    clients = sj.federation(squared, np.zeros(()), [np.ones(3), np.zeros(2)])
     with pytest.raises(SojournError, match=expected):
         sj.run(clients, sj.algorithms.LocalSGD(step_size=0.1), **wrong)

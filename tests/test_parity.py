@@ -121,7 +121,7 @@ def test_placement_follows_from_the_size_of_the_model() -> None:
     small = sj.problems.quadratic(*random_quadratics())
     assert Compiled("auto").width(small, 6) == Compiled("vmap").width(small, 6) == 6
     assert Compiled("scan").width(small, 6) == 1
-    large = sj.federation(lambda x, rows: x[:1] @ rows[0], np.zeros(30_000), [np.ones((1, 1))] * 8)
+    large = sj.federation(lambda x, rows: x[:1] @ rows[0], np.zeros(300_000), [np.ones((1, 1))] * 8)
     assert 1 <= Compiled("auto").width(large, 8) < 8
     assert Compiled("vmap").width(large, 8) == 8
 

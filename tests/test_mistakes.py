@@ -127,3 +127,10 @@ def test_a_narrow_terminal_shows_every_number_whole(quadratics: Federation) -> N
     shown = console.export_text()
     assert "…" not in shown
     assert all(label in shown for label in methods)
+
+
+def test_test_data_are_checked_like_the_clients() -> None:
+    with pytest.raises(SojournError, match="no rows"):
+        sj.federation(squared, np.zeros(2), ROWS, test=(np.ones((0, 2)), np.ones(0)))
+    with pytest.raises(SojournError, match="not finite"):
+        sj.federation(squared, np.zeros(2), ROWS, test=(np.full((1, 2), np.nan), np.ones(1)))

@@ -180,8 +180,11 @@ def federation(
     """
     trees = [jax.tree.map(np.asarray, client) for client in clients]
     sizes = _check_clients(trees)
-    if test is not None and any(len(np.asarray(leaf)) == 0 for leaf in jax.tree.leaves(test)):
+    test_leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(test)]
+    if any(len(leaf) == 0 for leaf in test_leaves):
         raise SojournError("the test data hold no rows; give some, or leave test out.")
+    if not all(np.isfinite(leaf).all() for leaf in test_leaves if np.issubdtype(leaf.dtype, np.floating)):
+        raise SojournError("the test data hold values that are not finite (NaN or infinity); clean them.")
     arrays, rest_of_model = eqx.partition(params, eqx.is_inexact_array)
     arrays = jax.tree.map(jnp.asarray, arrays)
     if not jax.tree.leaves(arrays):

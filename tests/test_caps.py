@@ -150,17 +150,18 @@ def test_regression_noise_value_and_gradient_match_samples():
         assert abs(squared.mean() - wrong) > 8 * error
 
 
-def test_regression_facts_count_the_noise_where_asked_and_add_it_to_the_value():
+def test_regression_facts_count_the_noise_at_the_optimum_and_add_it_to_the_value():
     optima, means = cap_regression_parameters(20, 5, 1.0, 4.0, rng=np.random.default_rng(0))
     facts = regression_facts(optima, means, noise_std=0.1)
     assert facts.noise is None and facts.noise4 is None  # no finite supremum
-    at_star = regression_facts(optima, means, noise_std=0.1, noise_at=facts.x_star)
-    at_zero = regression_facts(optima, means, noise_std=0.1, noise_at=np.zeros(5))
-    assert 0 < at_star.noise < at_zero.noise
+    assert facts.noise_at_optimum == regression_noise(facts.x_star, optima, means, 0.1).max()
+    assert 0 < facts.noise_at_optimum < regression_noise(np.zeros(5), optima, means, 0.1).max()
+    pooled = regression_facts(optima, means, noise_std=0.1, batch_size=4)
+    assert pooled.noise_at_optimum == pytest.approx(facts.noise_at_optimum / 2)
     quiet = regression_facts(optima, means, noise_std=0.0)
     assert facts.f_star == pytest.approx(quiet.f_star + 0.005, rel=1e-12)
-    same = regression_facts(np.tile(optima[0], (20, 1)), means, noise_std=0.1, noise_at=optima[0])
-    assert same.noise == pytest.approx(0.1 * np.sqrt(5 + 25), rel=1e-6)  # at a common optimum: s^2 tr A
+    same = regression_facts(np.tile(optima[0], (20, 1)), means, noise_std=0.1)
+    assert same.noise_at_optimum == pytest.approx(0.1 * np.sqrt(5 + 25), rel=1e-6)  # at a common optimum: s^2 tr A
     assert same.optima_heterogeneity == 0.0
 
 

@@ -82,15 +82,15 @@ def test_values_of_gaussian_regression_are_unbiased(regression: Federation) -> N
 
 
 def test_the_gradient_noise_of_gaussian_regression_is_its_fact(regression: Federation) -> None:
-    """sigma^2 is the mean squared distance to the exact gradient of one sample at x*, of the noisiest client."""
+    """sigma^2 is the mean squared distance to the exact gradient of one call at x*, of the noisiest client."""
     x_star = np.asarray(regression.facts.x_star)
     second = []
     for client in range(2):
         noise = sampled_gradients(regression, client, x_star, 20_000)
         noise = noise - np.asarray(regression.clients.objective.full_grad(x_star, client))
-        second.append(regression.clients.batch_size * np.mean(np.sum(noise**2, axis=1)))
+        second.append(np.mean(np.sum(noise**2, axis=1)))
     # Products of Gaussians have heavy tails: the mean of 20,000 squares is right to about three per cent.
-    np.testing.assert_allclose(max(second), regression.facts.noise**2, rtol=0.15)
+    np.testing.assert_allclose(max(second), regression.facts.noise_at_optimum**2, rtol=0.15)
 
 
 def test_the_noise_of_a_quadratic_has_the_covariance_asked_for(x64: None) -> None:

@@ -16,8 +16,13 @@ class Facts:
     hessian_heterogeneity: float | None = None  # tau: largest spectral norm of a difference of client Hessians
     optima_heterogeneity: float | None = None  # zeta_star: fourth-power mean distance between clients' optima
     optima_distance: float | None = None  # phi_star: fourth-power mean distance from x_star to clients' optima
-    noise: float | None = None  # sigma_2: root of the mean squared norm of the gradient noise of one call
+    gradient_heterogeneity: float | None = None  # zeta: largest difference of client gradients at any x, over H
+    noise: float | None = None  # sigma_2: root of the mean squared norm of the gradient noise of one call, at any x
     noise4: float | None = None  # sigma_4: the same with the fourth moment
+    noise_at_optimum: float | None = None  # the same as `noise` at x_star alone, where it grows with the distance
+    num_clients: int | None = None  # M
+    start_distance: float | None = None  # B: from x0 to x_star
+    mean_optima_distance: float | None = None  # B-bar: mean distance from x0 to the clients' optima
     x_star: Any = None  # the minimiser of the average objective, nearest to x0 when there are many; a pytree as x0
     f_star: float | None = None  # its value
     optima: np.ndarray | None = None  # (M, d) the clients' own minimisers

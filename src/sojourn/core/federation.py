@@ -70,10 +70,19 @@ def build(
         raise SojournError("the starting point holds arrays that are not floating point; give float parameters only.")
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(x0)):
         raise SojournError("the starting point holds values that are not finite.")
-    facts = facts or Facts()
+    facts = _with_start(facts or Facts(), x0, num_clients)
     x_star = None if facts.x_star is None else _like(x0, facts.x_star)
     clients = Clients(objective, _normalised(weights, num_clients), _sizes(sizes), x_star, num_clients, batch_size)
     return Federation(clients, x0, facts, **rest)
+
+
+def _with_start(facts: Facts, x0: Vec, num_clients: int) -> Facts:
+    """The facts with those that speak of the starting point and the number of clients."""
+    flat = lambda tree: np.concatenate([np.ravel(np.asarray(a, float)) for a in jax.tree.leaves(tree)])  # noqa: E731
+    start = flat(x0)
+    reach = None if facts.x_star is None else float(np.linalg.norm(flat(facts.x_star) - start))
+    optima = None if facts.optima is None else float(np.linalg.norm(facts.optima - start, axis=1).mean())
+    return dataclasses.replace(facts, num_clients=num_clients, start_distance=reach, mean_optima_distance=optima)
 
 
 def _like(x0: Vec, tree: Any) -> Vec:

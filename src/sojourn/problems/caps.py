@@ -88,17 +88,16 @@ def regression_noise(x: np.ndarray, optima: np.ndarray, means: np.ndarray, noise
     return np.asarray(np.sqrt(spread + noise_std**2 * traces))
 
 
-def regression_facts(
-    optima: np.ndarray, means: np.ndarray, *, noise_std: float, noise_at: np.ndarray | None = None
-) -> Facts:
-    """The exact facts of the regression. The noise has no finite supremum, so it is None unless noise_at is given:
-    then it is that of the noisiest client at this point, for instance the start or the optimum."""
+def regression_facts(optima: np.ndarray, means: np.ndarray, *, noise_std: float, batch_size: int = 1) -> Facts:
+    """The exact facts of the regression. The noise has no finite supremum, so `noise` is None; `noise_at_optimum` is
+    that of the noisiest client at x_star."""
     if not (math.isfinite(noise_std) and noise_std >= 0):
         raise SojournError(f"noise_std = {noise_std} must be finite and not negative.")
     facts = quadratic_facts(regression_hessians(means), optima)
-    noise = None if noise_at is None else float(regression_noise(noise_at, optima, means, noise_std).max())
+    there = float(regression_noise(facts.x_star, optima, means, noise_std).max()) / math.sqrt(batch_size)
     assert facts.f_star is not None  # quadratic_facts knows it
-    return dataclasses.replace(facts, f_star=facts.f_star + noise_std**2 / 2, noise=noise, noise4=None)
+    f_star = facts.f_star + noise_std**2 / 2
+    return dataclasses.replace(facts, f_star=f_star, noise=None, noise4=None, noise_at_optimum=there)
 
 
 def _cap_angles(uniforms: np.ndarray, half_angle: float, d: int) -> np.ndarray:

@@ -47,8 +47,7 @@ def gaussian_regression(
 ) -> Federation:
     """Clients from their optima (M, d) and feature means (M, d). Facts give the gradient noise at the optimum."""
     x_m, mu = np.asarray(optima, float), np.asarray(means, float)
-    facts = regression_facts(x_m, mu, noise_std=noise_std)
-    facts = regression_facts(x_m, mu, noise_std=noise_std, noise_at=facts.x_star)
+    facts = regression_facts(x_m, mu, noise_std=noise_std, batch_size=max(1, batch_size))
     real = jnp.result_type(float)
     exact = Quadratic(
         hessians=jnp.asarray(regression_hessians(mu), real),

@@ -37,14 +37,16 @@ def quadratic_facts(
     values, kernels = _spectra("hessians", hessians)
     x_star = mean_minimiser(hessians, optima, w, np.zeros(d) if x0 is None else _point(x0, d))
     gaps = x_star - optima
+    smoothness, tau = float(values.max()), hessian_gap(hessians)
     sigma2, sigma4 = _gaussian_moments(_covariances(noise, noise_covariance, num_clients, d))
     return Facts(
-        smoothness=float(values.max()),
+        smoothness=smoothness,
         strong_convexity=float(values.min()),
         third_order_smoothness=0.0,
-        hessian_heterogeneity=hessian_gap(hessians),
+        hessian_heterogeneity=tau,
         optima_heterogeneity=float((w @ _set_distances(kernels, optima) ** 4 @ w) ** 0.25),
         optima_distance=float((w @ _distances_to_sets(kernels, gaps) ** 4) ** 0.25),
+        gradient_heterogeneity=_gradient_gap(hessians[0], optima, smoothness) if tau <= _ZERO * smoothness else None,
         noise=sigma2,
         noise4=sigma4,
         x_star=x_star,
@@ -58,6 +60,13 @@ def hessian_gap(hessians: np.ndarray) -> float:
     """tau: the largest spectral norm of A_m - A_n over all pairs (assumption 11)."""
     rows = (hessians[m] - hessians[m + 1 :] for m in range(len(hessians) - 1))  # row by row, to bound memory
     return max((float(np.abs(np.linalg.eigvalsh(row)).max()) for row in rows), default=0.0)
+
+
+def _gradient_gap(hessian: np.ndarray, optima: np.ndarray, smoothness: float) -> float:
+    """zeta (assumption 12), finite only where all Hessians are equal (proposition 2): max |A (x_m - x_n)| / H."""
+    pulled = optima @ hessian
+    rows = (float(np.linalg.norm(pulled[m] - pulled[m:], axis=1).max()) for m in range(len(pulled)))
+    return max(rows) / smoothness if smoothness > 0 else 0.0
 
 
 def optima_distances(hessians: np.ndarray, optima: np.ndarray) -> np.ndarray:

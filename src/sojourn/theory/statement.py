@@ -1,0 +1,166 @@
+"""Statements of theory as functions that know what they say: source, assumptions, printed and corrected form, test.
+
+A statement takes plain numbers by name, arrays of them too, and, first, the `Facts` of a federation to fill in what it
+knows: `lemma_2(federation.facts, step_size=0.1, num_local_steps=10, rounds=100)`. What it requires is checked and is
+part of its metadata, so that the ledger, the error message and the check are the same words.
+
+Names of arguments, and the letters of the thesis: smoothness H, strong_convexity mu, third_order_smoothness Q,
+hessian_heterogeneity tau, optima_heterogeneity zeta_*, optima_distance phi_*, gradient_heterogeneity zeta,
+noise sigma_2, noise4 sigma_4, start_distance B, mean_optima_distance B-bar, num_clients M, step_size eta,
+outer_step_size beta, num_local_steps K, rounds R.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any, Literal
+
+import numpy as np
+
+from sojourn.core.errors import SojournError
+from sojourn.core.facts import Facts
+
+Kind = Literal["identity", "upper bound", "lower bound", "step size", "scaling law", "remark"]
+Status = Literal["holds", "corrected", "scaling only", "refuted"]
+
+LETTERS = {
+    "smoothness": "H", "strong_convexity": "mu", "third_order_smoothness": "Q", "hessian_heterogeneity": "tau",
+    "optima_heterogeneity": "zeta_*", "optima_distance": "phi_*", "gradient_heterogeneity": "zeta", "noise": "sigma_2",
+    "noise4": "sigma_4", "start_distance": "B", "mean_optima_distance": "B-bar", "num_clients": "M",
+    "step_size": "eta", "outer_step_size": "beta", "num_local_steps": "K", "rounds": "R",
+}  # fmt: skip
+
+_COUNTS = ("num_local_steps", "num_clients")  # at least 1; other numbers are at least 0
+_POSITIVE = ("smoothness", "step_size", "outer_step_size")
+_ARRAYS = ("hessians", "optima", "x_star", "x0", "noise_covariance", "x")  # any sign, shapes of their own
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicts:
+    """Which measured column of which method an upper bound stands above, so that reports can draw it."""
+
+    method: str  # the class of the algorithm
+    column: str  # of the history
+    squared: bool = False  # the bound is on the column's square
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # that the method must have
+    quadratic: bool = False  # only where the Hessians are constant
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """What is said, where, and how far it is true. Formulas are in the letters of the source."""
+
+    name: str  # of the function
+    source: str  # "Lemma 2"
+    kind: Kind
+    status: Status
+    printed: str
+    corrected: str  # "" where the print is right
+    why: str  # the print is wrong or incomplete
+    requires: tuple[str, ...]  # expressions in the arguments
+    test: str  # file::function
+    predicts: tuple[Predicts, ...]
+    function: Callable[..., Any]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.function).parameters)
+
+
+STATEMENTS: dict[str, Statement] = {}
+
+
+def statement(
+    source: str, *, kind: Kind, status: Status = "holds", printed: str, corrected: str = "", why: str = "",
+    requires: tuple[str, ...] = (), test: str, predicts: tuple[Predicts, ...] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
+    """Registers a function of keyword-only numbers and wraps it: facts fill in, ranges are checked, never NaN."""
+    conditions = {text: compile(text, source, "eval") for text in requires}
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__name__
+        STATEMENTS[name] = Statement(
+            name, source, kind, status, printed, corrected, why, requires, test, predicts, function
+        )
+
+        @functools.wraps(function)
+        def stated(facts: Facts | None = None, /, **numbers: Any) -> Any:
+            given = _complete(source, function, facts, numbers)
+            values = {key: _number(source, key, value) for key, value in given.items()}
+            for text, code in conditions.items():
+                _require(source, text, code, values)
+            with np.errstate(over="ignore", under="ignore"):
+                return _plain(function(**values))
+
+        return stated
+
+    return register
+
+
+def missing_facts(name: str, facts: Facts, numbers: Mapping[str, Any]) -> list[str]:
+    """The arguments of a statement that neither the numbers nor the facts give."""
+    parameters = inspect.signature(STATEMENTS[name].function).parameters.values()
+    return [
+        p.name
+        for p in parameters
+        if p.default is p.empty and numbers.get(p.name) is None and getattr(facts, p.name, None) is None
+    ]
+
+
+def _complete(
+    source: str, function: Callable[..., Any], facts: Facts | None, numbers: dict[str, Any]
+) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    for key in numbers:
+        if key not in parameters:
+            raise SojournError(f"{source} has no {key}; it takes {', '.join(parameters)}.")
+    given = dict(numbers)
+    for key, parameter in parameters.items():
+        if key not in given and getattr(facts, key, None) is not None:
+            given[key] = getattr(facts, key)
+        elif key not in given and parameter.default is not parameter.empty:
+            given[key] = parameter.default
+        elif key not in given:
+            letter = f" ({LETTERS[key]})" if key in LETTERS else ""
+            where = (
+                "which this federation does not know; give it" if facts is not None else "which was not given; give it"
+            )
+            raise SojournError(f"{source} needs {key}{letter}, {where} as a number.")
+    return given
+
+
+def _number(source: str, key: str, value: Any) -> Any:
+    if value is None or isinstance(value, str | bool):
+        return value
+    array = np.asarray(value, float)
+    low = 1.0 if key in _COUNTS else 0.0
+    fits = np.isfinite(array).all()
+    if key not in _ARRAYS:
+        fits = fits and bool((array >= low).all()) and not (key in _POSITIVE and bool((array == 0).any()))
+    if not fits:
+        shown = f"{array:g}" if array.ndim == 0 else "an array with other values"
+        wanted = "finite numbers" if key in _ARRAYS else f"at least {low:g}"
+        raise SojournError(f"{source}: {key} = {shown} is out of range; expected {wanted}.")
+    return array if array.ndim else float(array)
+
+
+def _require(source: str, text: str, code: CodeType, values: Mapping[str, Any]) -> None:
+    if not np.all(eval(code, {"np": np, "max": np.maximum, "min": np.minimum}, dict(values))):
+        shown = [
+            f"{key} = {values[key]:g}" for key in code.co_names if np.ndim(values.get(key, "")) == 0 and key in values
+        ]
+        raise SojournError(f"{source} needs {text}; got {', '.join(shown) or 'arrays where it does not hold'}.")
+
+
+def _plain(result: Any) -> Any:
+    """Floats for numbers, arrays for arrays, also inside a tuple or a dict."""
+    if isinstance(result, tuple):
+        return tuple(_plain(entry) for entry in result)
+    if isinstance(result, dict):
+        return {key: _plain(entry) for key, entry in result.items()}
+    if isinstance(result, str | bool) or result is None:
+        return result
+    array = np.asarray(result)
+    return array if array.ndim else float(array)

@@ -37,6 +37,7 @@ _OF_A_RUN = re.compile(
     + r"|figure-.*\.(png|svg|pdf)|\..*\.new"
 )
 _MAX_SETTINGS = 100_000
+_MAX_FEDERATION_BYTES = 1 << 30  # of federations that a sweep holds at once
 _MAX_PARAMETERS = 1 << 28  # of a model: a gibibyte of float32, of which a run holds several
 
 
@@ -215,27 +216,37 @@ def _at(tables: dict[str, Any], point: dict[str, Any]) -> Config:
     return validate(moved)
 
 
+def _is_federation(key: str) -> bool:
+    """Whether an axis moves the federation itself."""
+    return key.split(".")[0] in ("problem", "data", "partition", "model")
+
+
 def _is_inner(key: str) -> bool:
-    """Whether an axis can vary inside one program's federation: a method's option or the seed."""
+    """Whether an axis can vary inside one program: a method's option, the seed or, when all fit, the federation."""
     return key.startswith("algorithm.") or key == "run.seed"
 
 
 def _sweep_method(
     label: str, points: list[dict[str, Any]], configs: list[Config], out: Path, resume: bool, progress: bool | None
 ) -> History:
-    """One method over all points: points that share the federation and the rounds run together."""
+    """One method over all points: points that share how they are run are run together, on one federation or many."""
+    homes = [repr({key: value for key, value in point.items() if _is_federation(key)}) for point in points]
+    together = _fit_together(configs[0], len(set(homes)))
     groups: dict[str, list[int]] = {}
     for number, point in enumerate(points):
-        groups.setdefault(repr({k: v for k, v in point.items() if not _is_inner(k)}), []).append(number)
+        outer = {k: v for k, v in point.items() if not _is_inner(k) and not (together and _is_federation(k))}
+        groups.setdefault(repr(outer), []).append(number)
     parts = []
     for number, members in enumerate(groups.values()):
         config = configs[members[0]]
         with precision(config):
-            settings = [_setting(label, points[i], configs[i]) for i in members]
+            federations = {homes[i]: configs[i] for i in reversed(members)}
+            built = {home: build_federation(found) for home, found in reversed(federations.items())}
+            settings = [_setting(label, points[i], configs[i], built[homes[i]]) for i in members]
             place = out if len(groups) == 1 else out / f"part-{number:03d}"
             parts.append(
                 sweep_settings(
-                    build_federation(config),
+                    None,
                     settings,
                     config.run.rounds,
                     out=place,
@@ -253,11 +264,20 @@ def _sweep_method(
     return history
 
 
-def _setting(label: str, point: dict[str, Any], config: Config) -> Setting:
+def _fit_together(config: Config, number: int) -> bool:
+    """Whether that many federations like this one can be held at once."""
+    if number == 1:
+        return True
+    with precision(config):
+        leaves = jax.tree.leaves(build_federation(config).clients)
+    return number * sum(leaf.nbytes for leaf in leaves) <= _MAX_FEDERATION_BYTES
+
+
+def _setting(label: str, point: dict[str, Any], config: Config, federation: Federation) -> Setting:
     part = next(p for p in config.algorithms if p.label == label)
     labels = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in point.items()}
     labels.pop("run.seed", None)
-    return Setting(build_algorithm(part), config.run.seed, labels)
+    return Setting(build_algorithm(part), config.run.seed, labels, federation)
 
 
 def _joined(parts: list[History]) -> History:

@@ -1,7 +1,8 @@
-"""Sweeps: many step sizes and seeds as one compiled program.
+"""Sweeps: many step sizes, seeds and federations as one compiled program.
 
-Settings whose algorithms differ only in real numbers form grids of algorithms and seeds that run side by side; other
-differences (a count, a choice) make further grids, one program each. A grid that would not fit in memory is cut.
+Settings whose algorithms differ only in real numbers form grids of algorithms and worlds that run side by side; a world
+is a seed, or a federation and a seed, where federations of the same shapes share a grid. Other differences (a count,
+a choice, a shape) make further grids, one program each. A grid that would not fit in memory is cut.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import root_key
 from sojourn.core.vec import size
-from sojourn.driver import Running, describe, make_job, run, stop_on_signal
+from sojourn.driver import Running, describe, make_job, run, stack_leaves, stop_on_signal
 from sojourn.engine import ENGINES, Engine
 from sojourn.engine.rounds import RunState, start
 from sojourn.history import History
@@ -37,6 +38,7 @@ class Setting:
     algorithm: Algorithm
     seed: int
     labels: dict[str, Any]
+    federation: Federation | None = None  # of its own; None: the sweep's
 
 
 def sweep(
@@ -67,7 +69,7 @@ def _plain(value: Any) -> Any:
 
 
 def sweep_settings(
-    federation: Federation,
+    federation: Federation | None,
     settings: Sequence[Setting],
     rounds: int,
     *,
@@ -81,9 +83,11 @@ def sweep_settings(
     config: dict[str, Any] | None = None,
     progress: bool | None = None,
 ) -> History:
-    """Runs settings that may differ in anything but the federation and the rounds."""
+    """Runs settings that may differ in anything but the rounds and how they are played."""
     if not settings:
         raise SojournError("a sweep needs at least one value and one seed.")
+    if federation is None and any(setting.federation is None for setting in settings):
+        raise SojournError("a setting has no federation; give one to the sweep, or one to every setting.")
     how: dict[str, Any] = {
         "engine": engine, "participation": participation, "eval_every": eval_every, "record": record,
     }  # fmt: skip
@@ -97,10 +101,10 @@ def sweep_settings(
             place = None if directory is None else directory / f"block-{number:03d}"
             numbers = block.numbers
             if not _sweeps(engine):
-                history = _one_by_one(federation, [settings[i] for i in numbers], rounds, place, resume, how)
+                history = _one_by_one(block, [settings[i] for i in numbers], rounds, place, resume, how)
                 numbers = numbers[: int(history.table["setting"].max()) + 1]  # fewer, when it was stopped
             else:
-                running = _stacked(federation, block, rounds, place, resume, label, how)
+                running = _stacked(block, rounds, place, resume, label, how)
                 with Display(f"{label} {number + 1}/{len(blocks)}", rounds, progress) as display:
                     history = running.to_the_end(display, stopped)
             parts.append((numbers, history))
@@ -118,33 +122,59 @@ def _sweeps(engine: str | Engine) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A full grid of algorithms and seeds that runs as one program; `numbers` are its settings, seeds fastest."""
+    """A full grid of algorithms and worlds that runs as one program; `numbers` are its settings, worlds fastest."""
 
     algorithms: list[Algorithm]
-    seeds: list[int]
+    worlds: list[tuple[Federation, int]]  # each with its seed
     numbers: list[int]
 
 
-def _blocks(federation: Federation, settings: Sequence[Setting]) -> list[Block]:
-    """The settings as grids: algorithms of one structure that are run with the same seeds, cut to fit in memory."""
-    by_algorithm: dict[Any, dict[int, int]] = {}  # the algorithm's content -> seed -> number of the setting
+def _blocks(federation: Federation | None, settings: Sequence[Setting]) -> list[Block]:
+    """The settings as grids: algorithms of one structure that are run in the same worlds, cut to fit in memory."""
+    federations: dict[int, Federation] = {}  # by identity
+    content_of, shape_of = _by_identity(_content), _by_identity(_shape)
+    by_algorithm: dict[
+        Any, dict[tuple[int, int], int]
+    ] = {}  # the algorithm's content -> world -> number of the setting
     seen: Counter[Any] = Counter()  # equal settings, under different labels, are run as often as they are asked for
     for number, setting in enumerate(settings):
-        content = _content(setting.algorithm)
-        repeat = seen[content, setting.seed]
-        seen[content, setting.seed] += 1
-        by_algorithm.setdefault((*content, repeat), {})[setting.seed] = number
-    grids: dict[Any, list[dict[int, int]]] = {}
-    for (structure, *_), numbers in by_algorithm.items():
-        grids.setdefault((structure, tuple(numbers)), []).append(numbers)
+        home = setting.federation or federation
+        assert home is not None
+        federations[id(home)] = home
+        content, world = content_of(setting.algorithm), (id(home), setting.seed)
+        repeat = seen[content, world]
+        seen[content, world] += 1
+        by_algorithm.setdefault((*content, shape_of(home), repeat), {})[world] = number
+    grids: dict[Any, list[dict[tuple[int, int], int]]] = {}
+    for (structure, _, shape, _), numbers in by_algorithm.items():
+        grids.setdefault((structure, shape, tuple(numbers)), []).append(numbers)
     blocks = []
-    for (_, seeds), members in grids.items():
-        room = _settings_that_fit(federation, settings[members[0][seeds[0]]].algorithm)
-        for some_seeds in _cut(list(seeds), room):
-            for some in _cut(members, max(1, room // len(some_seeds))):
-                algorithms = [settings[numbers[seeds[0]]].algorithm for numbers in some]
-                blocks.append(Block(algorithms, some_seeds, [n[seed] for n in some for seed in some_seeds]))
+    for (_, _, worlds), members in grids.items():
+        room = _settings_that_fit(federations[worlds[0][0]], settings[members[0][worlds[0]]].algorithm)
+        for some_worlds in _cut(list(worlds), room):
+            for some in _cut(members, max(1, room // len(some_worlds))):
+                algorithms = [settings[numbers[worlds[0]]].algorithm for numbers in some]
+                places = [(federations[home], seed) for home, seed in some_worlds]
+                blocks.append(Block(algorithms, places, [n[world] for n in some for world in some_worlds]))
     return blocks
+
+
+def _by_identity(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function, asked once per object: a sweep of thousands of settings has few algorithms and federations."""
+    known: dict[int, Any] = {}
+
+    def ask(item: Any) -> Any:
+        if id(item) not in known:
+            known[id(item)] = function(item)
+        return known[id(item)]
+
+    return ask
+
+
+def _shape(federation: Federation) -> Any:
+    """What federations must share to run as one program."""
+    leaves, structure = jax.tree.flatten((federation.clients, federation.x0))
+    return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
 
 
 def _content(algorithm: Algorithm) -> tuple[Any, tuple[bytes, ...]]:
@@ -162,33 +192,32 @@ def _settings_that_fit(federation: Federation, algorithm: Algorithm) -> int:
     return max(1, _BLOCK_BYTES // each)
 
 
-def _stacked(
-    federation: Federation, block: Block, rounds: int, out: Path | None, resume: bool, label: str, how: dict[str, Any]
-) -> Running:
+def _stacked(block: Block, rounds: int, out: Path | None, resume: bool, label: str, how: dict[str, Any]) -> Running:
     algorithm = jax.tree.map(lambda *leaves: jnp.stack(leaves), *block.algorithms)
-    grid = len(block.algorithms), len(block.seeds)
-    job = make_job(federation, algorithm, rounds, grid=grid, **how)
-    roots = jnp.stack([root_key(seed) for seed in block.seeds])
-    start_all = jax.vmap(jax.vmap(lambda a, root: start(a, federation, root), in_axes=(0, None)), in_axes=(None, 0))
-    states = start_all(algorithm, roots)
+    grid = len(block.algorithms), len(block.worlds)
+    federations, seeds = [home for home, _ in block.worlds], [seed for _, seed in block.worlds]
+    several = federations if len({id(home) for home in federations}) > 1 else []
+    job = make_job(federations[0], algorithm, rounds, grid=grid, worlds=several, **how)
+    roots = jnp.stack([root_key(seed) for seed in seeds])
+    x0 = jax.tree.map(lambda *leaves: stack_leaves(leaves), *[home.x0 for home in federations])
+    start_one = lambda a, x, root: start(a, dataclasses.replace(federations[0], x0=x), root)  # noqa: E731
+    states = jax.vmap(jax.vmap(start_one, in_axes=(0, None, None)), in_axes=(None, 0, 0))(algorithm, x0, roots)
     state = RunState(states.server, states.memory, jnp.zeros((), jnp.int32), roots)
-    about = {"label": label, "seed": block.seeds, "algorithm": describe(algorithm)}
+    about = {"label": label, "seed": sorted(set(seeds)), "algorithm": describe(algorithm)}
     return Running(job, state, about, None, out, resume)
 
 
 def _one_by_one(
-    federation: Federation,
-    settings: Sequence[Setting],
-    rounds: int,
-    out: Path | None,
-    resume: bool,
-    how: dict[str, Any],
+    block: Block, settings: Sequence[Setting], rounds: int, out: Path | None, resume: bool, how: dict[str, Any]
 ) -> History:
     """For engines that cannot stack: the same settings, one run each."""
+    homes = [home for home, _ in block.worlds] * len(block.algorithms)
     histories = []
     for number, setting in enumerate(settings):
         place = None if out is None else out / f"run-{number:03d}"
-        histories.append(run(federation, setting.algorithm, rounds, seed=setting.seed, out=place, resume=resume, **how))
+        histories.append(
+            run(homes[number], setting.algorithm, rounds, seed=setting.seed, out=place, resume=resume, **how)
+        )
         if histories[-1].status == "stopped":
             break
     table = pd.concat([h.table.assign(setting=number) for number, h in enumerate(histories)], ignore_index=True)
@@ -196,6 +225,14 @@ def _one_by_one(
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[h.params for h in histories])
     spent = {name: sum(h.manifest[name] for h in histories) for name in ("seconds", "compile_seconds")}
     return History(table, {**histories[-1].manifest, **spent}, params=params)
+
+
+def _joined_params(parts: list[Any], order: np.ndarray) -> Any:
+    """The models of all settings, stacked; None where they differ in shape."""
+    shapes = {str(jax.tree.map(lambda a: a.shape[1:], part)) for part in parts}
+    if len(shapes) > 1:
+        return None
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
 
 
 def _merge(
@@ -210,7 +247,7 @@ def _merge(
     labels = pd.DataFrame([{**setting.labels, "seed": setting.seed} for setting in settings])
     table = pd.concat([labels.loc[table["setting"]].reset_index(drop=True), table], axis=1)
     order = np.argsort(np.concatenate([block for block, _ in parts]))
-    params = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *[history.params for _, history in parts])
+    params = _joined_params([history.params for _, history in parts], order)
     last = table.groupby("setting")["diverged"].last()
     manifest = dict(parts[-1][1].manifest)
     stopped = any(history.status == "stopped" for _, history in parts)

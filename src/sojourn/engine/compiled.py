@@ -69,7 +69,7 @@ class Compiled:
 
 
 def _metrics(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState) -> dict[str, jax.Array]:
-    return over_grid(lambda a, s: evaluate(a, clients, plan, s), plan)(algorithm, state)
+    return over_grid(lambda a, c, s: evaluate(a, c, plan, s), plan)(algorithm, clients, state)
 
 
 def _uneven(sizes: jax.Array) -> bool:
@@ -82,12 +82,12 @@ def _advance(
 ) -> tuple[RunState, Rows, jax.Array]:
     """Plays up to `course.num_rounds` rounds, fewer if all have diverged; returns the state, the rows and how many."""
 
-    def one(algorithm: Algorithm, state: RunState) -> Any:
+    def one(algorithm: Algorithm, clients: Clients, state: RunState) -> Any:
         state, row = play_round(algorithm, clients, plan, state, course.limit)
         return state.server, state.memory, row
 
     def play(state: RunState) -> tuple[RunState, Rows]:
-        server, memory, row = over_grid(one, plan)(algorithm, state)
+        server, memory, row = over_grid(one, plan)(algorithm, clients, state)
         state = RunState(server, memory, state.round + 1, state.root)
         unseen = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), metric_shapes)
         evaluated = course.evaluates(state.round)
@@ -117,4 +117,4 @@ def _measure(algorithm: Algorithm, clients: Clients, state: RunState, *, plan: P
 @functools.partial(jax.jit, static_argnames="plan")
 def final_answer(algorithm: Algorithm, clients: Clients, state: RunState, *, plan: Plan) -> Any:
     """What the method returns at this state."""
-    return over_grid(lambda a, s: answer(a, clients, plan, s), plan)(algorithm, state)
+    return over_grid(lambda a, c, s: answer(a, c, plan, s), plan)(algorithm, clients, state)

@@ -27,7 +27,8 @@ class Plan:
     cohort: int
     width: int  # clients that work side by side (vmap); groups of them follow one another (scan)
     record: tuple[str, ...] = ()
-    grid: tuple[int, int] | None = None  # of a sweep: (algorithms, seeds), see `over_grid`
+    grid: tuple[int, int] | None = None  # of a sweep: (algorithms, worlds), see `over_grid`
+    stacked: tuple[bool, ...] = ()  # of a sweep over federations: which leaves of the clients have an axis of worlds
     opening: bool = False  # the first round of a method that opens differently
 
     def exchanges(self, algorithm: Algorithm) -> tuple[Exchange, ...]:
@@ -52,16 +53,26 @@ class Row(eqx.Module):
     diverged: jax.Array
 
 
-def over_grid(function: Callable[[Algorithm, RunState], Any], plan: Plan) -> Callable[[Algorithm, RunState], Any]:
-    """The function for one run as it is, or for all runs of a sweep's grid: states have axes (seeds, algorithms).
+def over_grid(
+    function: Callable[[Algorithm, Clients, RunState], Any], plan: Plan
+) -> Callable[[Algorithm, Clients, RunState], Any]:
+    """The function for one run as it is, or for all runs of a sweep's grid: states have axes (worlds, algorithms).
 
-    Runs of one seed draw the same clients and samples, so these are drawn once for all algorithms, and the products of
-    one sample with many models become one large product.
+    A world is a seed, or a federation and a seed. Runs of one world draw the same clients and samples, so these are
+    drawn once for all algorithms, and the products of one sample with many models become one large product.
     """
     if plan.grid is None:
         return function
-    for_algorithms = jax.vmap(function, in_axes=(0, RunState(0, 0, None, None)))  # type: ignore[arg-type]
-    return jax.vmap(for_algorithms, in_axes=(None, RunState(0, 0, None, 0)))  # type: ignore[arg-type]
+
+    def everywhere(algorithm: Algorithm, clients: Clients, state: RunState) -> Any:
+        leaves, structure = jax.tree.flatten(clients)
+        apply = lambda a, c, s: function(a, jax.tree.unflatten(structure, c), s)  # noqa: E731
+        in_one_world = jax.vmap(apply, in_axes=(0, None, RunState(0, 0, None, None)))  # type: ignore[arg-type]
+        axes = [0 if own else None for own in plan.stacked] or None
+        in_all = jax.vmap(in_one_world, in_axes=(None, axes, RunState(0, 0, None, 0)))  # type: ignore[arg-type]
+        return in_all(algorithm, leaves, state)
+
+    return everywhere
 
 
 class Rows(eqx.Module):

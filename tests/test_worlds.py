@@ -1,0 +1,87 @@
+"""Sweeps over federations: alike ones run as one program, and every setting gives what its own run gives."""
+
+import numpy as np
+import pytest
+
+import sojourn as sj
+from sojourn.algorithms import LocalSGD
+from sojourn.core.errors import SojournError
+from sojourn.driver import stack_clients
+from sojourn.experiment import sweep_config
+from sojourn.sweeping import Setting, _blocks, sweep_settings
+
+
+def quadratics(seed: int, dimension: int = 3, num_clients: int = 4) -> sj.Federation:
+    rng = np.random.default_rng(seed)
+    roots = rng.normal(size=(num_clients, dimension, dimension))
+    hessians = roots @ roots.transpose(0, 2, 1) / dimension + np.eye(dimension)
+    return sj.problems.quadratic(hessians, rng.normal(size=(num_clients, dimension)), noise=0.3, x0=np.ones(dimension))
+
+
+STEPS = (0.02, 0.1)
+
+
+def settings(federations: list[sj.Federation], seeds: tuple[int, ...] = (0, 5)) -> list[Setting]:
+    algorithms = [LocalSGD(step_size=step, num_local_steps=3) for step in STEPS]
+    return [
+        Setting(algorithm, seed, {"world": number, "step": step}, federation)
+        for number, federation in enumerate(federations)
+        for algorithm, step in zip(algorithms, STEPS, strict=True)
+        for seed in seeds
+    ]
+
+
+def test_every_setting_of_a_sweep_over_federations_is_its_own_run() -> None:
+    federations = [quadratics(seed) for seed in range(3)]
+    asked = settings(federations)
+    assert len(_blocks(None, asked)) == 1  # one program
+    history = sweep_settings(None, asked, 4, eval_every=1, record=("model_norm",))
+    assert history.manifest["num_settings"] == len(asked) and history.manifest["facts"] == {}
+    for number, setting in enumerate(asked):
+        alone = sj.run(setting.federation, setting.algorithm, 4, seed=setting.seed, eval_every=1, record=["model_norm"])
+        mine = history.table[history.table["setting"] == number]
+        for column in ("loss", "distance", "model_norm", "floats_up", "calls_grad"):
+            np.testing.assert_allclose(mine[column], alone.table[column], rtol=2e-5)
+        np.testing.assert_allclose(history.params[number], alone.params, rtol=2e-5, atol=1e-6)
+    first = history.table[history.table["round"] == 4].groupby("world")["distance"].first()
+    assert first.nunique() == 3  # the worlds do differ
+
+
+def test_federations_of_other_shapes_run_apart_and_keep_their_order() -> None:
+    federations = [quadratics(0), quadratics(1, dimension=5), quadratics(2)]
+    asked = settings(federations, seeds=(0,))
+    assert len(_blocks(None, asked)) == 2
+    history = sweep_settings(None, asked, 2)
+    assert history.params is None  # models of different shapes do not stack
+    for number, setting in enumerate(asked):
+        alone = sj.run(setting.federation, setting.algorithm, 2)
+        mine = history.table[history.table["setting"] == number]
+        np.testing.assert_allclose(mine["loss"].iloc[-1], alone.last("loss"), rtol=2e-5)
+
+
+def test_arrays_that_federations_share_are_held_once() -> None:
+    one, other = (sj.problems.quadratic(np.stack([np.eye(2)] * 3), np.full((3, 2), v)).clients for v in (1.0, 2.0))
+    _, own = stack_clients([one, other])
+    assert any(own) and not all(own)  # the optima differ, the Hessians do not
+    assert not any(stack_clients([one, one])[1])
+
+
+def test_a_setting_needs_a_federation() -> None:
+    with pytest.raises(SojournError, match="no federation"):
+        sweep_settings(None, [Setting(LocalSGD(step_size=0.1), 0, {})], 1)
+
+
+def test_a_swept_option_of_the_problem_runs_as_one_program(tmp_path) -> None:
+    tables = {
+        "problem": {"name": "cap-regression", "num_clients": 4, "dimension": 3},
+        "algorithm": {"name": "local-sgd", "step_size": 0.01, "num_local_steps": 2},
+        "run": {"rounds": 3},
+    }
+    axes = ["problem.mean_spread=0.0,2.0,4.0", "algorithm.step_size=0.005,0.01"]
+    [history] = sweep_config(tables, axes, tmp_path / "sweep")
+    assert len(list((tmp_path / "sweep").glob("block-*"))) == 1
+    assert history.manifest["num_settings"] == 6
+    alone = {**tables, "problem": {**tables["problem"], "mean_spread": 4.0}}
+    [single] = sweep_config(alone, ["algorithm.step_size=0.005,0.01"], tmp_path / "alone")
+    last = history.table[(history.table["round"] == 3) & (history.table["problem.mean_spread"] == 4.0)]
+    np.testing.assert_allclose(last["loss"], single.table[single.table["round"] == 3]["loss"], rtol=2e-5)

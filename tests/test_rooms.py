@@ -12,8 +12,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "sojourn"
 # From the ground up. A new room needs a place here.
 ROOMS = (
     "core", "data", "partition", "models", "problems", "theory", "algorithms", "diagnostics", "engine", "history",
-    "progress", "driver", "sweeping", "online", "deploy", "config", "experiment", "catalogue", "recipes", "report",
-    "cli",
+    "progress", "driver", "sweeping", "online", "deploy", "config", "experiment", "report", "recipes",
+    "catalogue", "cli",
 )  # fmt: skip
 
 MAX_FILE_LINES = 500

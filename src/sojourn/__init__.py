@@ -5,31 +5,32 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sojourn import algorithms, data, models, partition, problems
+    from sojourn import algorithms, data, models, partition, problems, theory
     from sojourn.core.errors import SojournError
     from sojourn.core.facts import Facts
     from sojourn.core.federation import Federation
     from sojourn.driver import run
     from sojourn.history import History, load_history
     from sojourn.problems import federation, population
+    from sojourn.recipes import reproduce
     from sojourn.report import render
     from sojourn.sweeping import sweep
 
 __all__ = [
     "Facts", "Federation", "History", "SojournError", "algorithms", "data", "federation", "load_history", "models",
-    "partition", "population", "problems", "render", "run", "sweep",
+    "partition", "population", "problems", "render", "reproduce", "run", "sweep", "theory",
 ]  # fmt: skip
 
 _HOMES = {
     "Facts": "core.facts", "Federation": "core.federation", "History": "history", "SojournError": "core.errors",
     "federation": "problems", "load_history": "history", "population": "problems", "render": "report",
-    "run": "driver", "sweep": "sweeping",
+    "reproduce": "recipes", "run": "driver", "sweep": "sweeping",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Names are fetched when first used: `sojourn --help` should not wait for JAX."""
-    if name in ("algorithms", "data", "models", "partition", "problems"):
+    if name in ("algorithms", "data", "models", "partition", "problems", "theory"):
         return importlib.import_module(f"sojourn.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"sojourn.{_HOMES[name]}"), name)

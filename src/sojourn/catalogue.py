@@ -12,6 +12,7 @@ from sojourn.engine import ENGINES
 from sojourn.models import MODELS
 from sojourn.partition import PARTITIONS
 from sojourn.problems import PROBLEMS
+from sojourn.recipes import RECIPES
 
 ROOMS = ("algorithms", "problems", "partitions", "models", "datasets", "engines", "recipes")
 
@@ -26,7 +27,11 @@ class Entry:
 def entries(room: str) -> list[Entry]:
     """The entries of a room in the order of its registry."""
     if room == "recipes":
-        return [Entry(name, _first_comment(path), []) for name, path in recipe_files().items()]
+        configs = [
+            Entry(name, f"{_first_comment(path)} sojourn run {name}", []) for name, path in recipe_files().items()
+        ]
+        claims = [Entry(name, f"{recipe.describe()}. sojourn reproduce {name}", []) for name, recipe in RECIPES.items()]
+        return configs + claims
     registries: dict[str, dict[str, Any]] = {
         "algorithms": ALGORITHMS, "problems": PROBLEMS, "partitions": PARTITIONS, "models": MODELS,
         "datasets": DATASETS, "engines": ENGINES,

@@ -14,7 +14,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from sojourn.history import History
 
-OK, WRONG, DIVERGED, STOPPED = 0, 2, 3, 130
+OK, WRONG, DIVERGED, REFUTED, STOPPED = 0, 2, 3, 4, 130
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,7 +23,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Federated optimization with local updates.\n\n"
     "Start with `sojourn run digits`, a comparison of four methods on real data; `sojourn list` shows what a config "
-    "can name.\n\nExit codes: 0 done, 2 a mistake in what was asked, 3 a run diverged, 130 stopped by a signal.",
+    "can name, `sojourn reproduce thesis-5.1a` repeats a figure of a paper and judges its claims.\n\n"
+    "Exit codes: 0 done, 2 a mistake in what was asked, 3 a run diverged, 4 a claim of a recipe does not hold, "
+    "130 stopped by a signal.",
 )
 
 Out = Annotated[Path | None, typer.Option(help="Directory of the run. Default: runs/NAME.", show_default=False)]
@@ -80,6 +82,47 @@ def sweep(
     tables = with_changes(read_tables(path), set_ or [])
     place = _place(path, out, resume, force, suffix="-sweep")
     _show(sweep_config(tables, axes, place, resume=resume), place, f"{path.stem} sweep")
+
+
+class Scale(enum.StrEnum):
+    QUICK = "quick"
+    FULL = "full"
+
+
+@app.command("reproduce")
+def reproduce_command(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Its name; `sojourn list recipes` shows them.")],
+    scale: Annotated[Scale, typer.Option(help="quick: about a minute; full: the size of the paper.")] = Scale.QUICK,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the result. Default: runs/RECIPE-SCALE.", show_default=False)
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the claims as JSON, and nothing else.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a reproduction that was stopped.")] = False,
+) -> None:
+    """Repeat a figure of a paper and judge what the paper claims of it.
+
+    Exits with 0 only if every claim holds; one that fails, or that the data do not decide, is shown with its evidence.
+
+    Examples: `sojourn reproduce thesis-5.1a`, `sojourn reproduce thesis-4.2 --scale full --json`
+    """
+    from sojourn.recipes.base import CLAIMS_FILE, reproduce, summary
+
+    place = out or Path("runs") / f"{recipe}-{scale.value}"
+    _make_room(recipe, place, resume)
+    done = reproduce(recipe, scale.value, out=place, resume=resume)
+    if json_:
+        print((place / CLAIMS_FILE).read_text(encoding="utf-8"), end="")
+    else:
+        console = Console()
+        for claim in done.claims:
+            style = {True: "bold green", False: "bold red", None: "bold yellow"}[claim.holds]
+            console.print(f"{claim.verdict:>11}", style=style, end="  ", highlight=False)
+            console.print(f"{claim.id}: {claim.text}", markup=False, highlight=False)
+            console.print(f"{'':13}{claim.evidence}", style="dim", markup=False, highlight=False)
+        _say(f"{summary(done.claims)} {done.seconds:.1f} s")
+        _say(f"report: {place / 'report.html'}")
+    if not done.holds:
+        raise typer.Exit(REFUTED)
 
 
 @app.command()
@@ -143,18 +186,35 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def _config_file(name: str) -> Path:
-    """A path, or a recipe's name."""
+    """A path, or the name of a config that comes with the package."""
     from sojourn.catalogue import recipe_files
+    from sojourn.core.errors import SojournError, unknown_name
 
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
-        from sojourn.core.errors import unknown_name
+        from sojourn.recipes import RECIPES
 
+        if name in RECIPES:
+            raise SojournError(f"{name} is a recipe with claims, not a config; use sojourn reproduce {name}.")
         recipes = recipe_files()
         if name not in recipes:
             raise unknown_name("file or recipe", name, recipes)
         return recipes[name]
     return path
+
+
+def _make_room(recipe: str, place: Path, resume: bool) -> None:
+    """A new directory, or that of the same recipe, whose earlier result gives way; a mistaken name touches nothing."""
+    from sojourn.catalogue import recipe_files
+    from sojourn.core.errors import SojournError, unknown_name
+    from sojourn.experiment import claim_for_recipe
+    from sojourn.recipes import RECIPES
+
+    if recipe in recipe_files():
+        raise SojournError(f"{recipe} is a config without claims; use sojourn run {recipe}.")
+    if recipe not in RECIPES:
+        raise unknown_name("recipe", recipe, RECIPES)
+    claim_for_recipe(place, recipe, resume)
 
 
 def _place(path: Path, out: Path | None, resume: bool, force: bool, suffix: str = "") -> Path:

@@ -31,9 +31,12 @@ from sojourn.partition import PARTITIONS
 from sojourn.problems import PROBLEMS
 from sojourn.sweeping import Setting, sweep_settings
 
+RECIPE_FILE = "recipe.txt"  # names the recipe whose result a directory holds
 # The files of a run, the figures of its report, and what a kill may leave of a file that was being written.
 _OF_A_RUN = re.compile(
-    "|".join(map(re.escape, (CONFIG_FILE, MANIFEST_FILE, TABLE_FILE, STATE_FILE, "report.html")))
+    "|".join(
+        map(re.escape, (CONFIG_FILE, MANIFEST_FILE, TABLE_FILE, STATE_FILE, RECIPE_FILE, "claims.json", "report.html"))
+    )
     + r"|figure-.*\.(png|svg|pdf)|\..*\.new"
 )
 _MAX_SETTINGS = 100_000
@@ -141,11 +144,25 @@ def _write_config(out: Path, tables: Mapping[str, Any], resume: bool = False) ->
     write_atomically(out / CONFIG_FILE, lambda path: path.write_text(to_toml(tables), encoding="utf-8"))
 
 
-def discard(out: Path) -> None:
-    """Removes an earlier run, and only what looks like one: a config, and no file that no run writes."""
+def claim_for_recipe(out: Path, recipe: str, resume: bool) -> None:
+    """The directory must be new, or hold the same recipe: its earlier result gives way, or goes on with `resume`."""
+    mark = out / RECIPE_FILE
+    if mark.is_file() and mark.read_text(encoding="utf-8").strip() == recipe:
+        if not resume:
+            discard(out, RECIPE_FILE)
+    else:
+        if out.exists() and not out.is_dir():
+            raise SojournError(f"{out} is a file; give a directory as --out.")
+        if out.is_dir() and any(out.iterdir()):
+            raise SojournError(f"{out} is not empty and holds no result of {recipe}; give another --out.")
+    write_atomically(mark, lambda path: path.write_text(f"{recipe}\n", encoding="utf-8"))
+
+
+def discard(out: Path, mark: str = CONFIG_FILE) -> None:
+    """Removes an earlier run, and only what looks like one: its mark is there, and no file that no run writes."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not out.is_dir() or not (out / CONFIG_FILE).is_file():
+    if not out.is_dir() or not (out / mark).is_file():
         raise SojournError(
             f"{out} does not look like a run of sojourn, so --force leaves it alone; remove it yourself."
         )

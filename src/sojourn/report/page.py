@@ -49,6 +49,7 @@ class Section:
     title: str
     body: str | Chart | Mapping[str, Any]
     note: str = ""
+    aside: str = ""  # trusted HTML that stands beside a chart
 
 
 @dataclass(frozen=True)
@@ -69,24 +70,29 @@ def render(
     title: str = "sojourn report",
     figures: Sequence[str] = (),
     sections: Sequence[Section] = (),
+    lead: str = "",
+    verdict: str = "",
 ) -> Path:
     """Write `report.html` into the folder `out` (or to `out` itself if it ends in .html) and return its path.
 
-    `figures` names formats ("png", "svg", "pdf") in which every chart is also written beside the page.
+    `figures` names formats ("png", "svg", "pdf") in which every chart is also written beside the page. With a `lead`,
+    the page is about its sections: they come first, under that sentence and the `verdict`, and runs need not be given.
     """
     for form in figures:
         if form not in figure.FORMATS:  # before anything is written
             raise unknown_name("figures", form, figure.FORMATS)
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / "report.html"
-    runs = split(histories)
+    runs = split(histories) if histories or not lead else []
     shown = shown_runs(runs)
-    curves, sweeps = _curves(shown), _sweeps(runs)
+    curves, sweeps = (_curves(shown), _sweeps(runs)) if runs else ([], [])
     extra = [_section(number, section) for number, section in enumerate(sections)]
     charts = [*curves, *sweeps, *(entry["figure"] for entry in extra if entry["figure"])]
     html = _template().render(
         title=title,
-        summary=_summary(runs),
-        lists=_tables(runs, shown),
+        summary=_summary(runs) if runs else "",
+        lead=lead,
+        verdict=verdict,
+        lists=_tables(runs, shown) if runs else None,
         strokes=figure.strokes(shown),
         band_text=figure.band_text(shown),
         any_diverged=any(run.diverged for run in shown),
@@ -123,10 +129,12 @@ def _sweeps(runs: Sequence[Run]) -> list[_Figure]:
 
 def _section(number: int, section: Section) -> dict[str, Any]:
     if isinstance(section.body, str):
-        return {"title": section.title, "note": section.note, "html": markupsafe.Markup(section.body), "figure": None}
+        html = markupsafe.Markup(section.body)
+        return {"title": section.title, "note": section.note, "html": html, "figure": None, "aside": ""}
     spec = dict(section.body) if isinstance(section.body, Mapping) else section.body.to_dict()
     chart = _Figure(f"section-{number}", section.title, spec)
-    return {"title": section.title, "note": section.note, "html": "", "figure": chart}
+    aside = markupsafe.Markup(section.aside)
+    return {"title": section.title, "note": section.note, "html": "", "figure": chart, "aside": aside}
 
 
 def _summary(runs: Sequence[Run]) -> str:

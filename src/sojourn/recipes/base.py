@@ -1,0 +1,209 @@
+"""A recipe: a declared experiment and its claims, each judged by the data, with the evidence beside it.
+
+A claim that a paper makes and the data refute stays in and fails. One whose uncertainty includes the threshold is not
+decided. Neither is bent.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats
+
+from sojourn.core.errors import SojournError, unknown_name
+from sojourn.core.files import write_atomically
+from sojourn.history import History
+from sojourn.report import Section, render
+from sojourn.sweeping import Setting, sweep_settings
+
+CLAIMS_FILE = "claims.json"
+Maker = Literal["paper", "correction", "check"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A checkable statement and its verdict: True holds, False fails, None not decided."""
+
+    id: str
+    text: str
+    holds: bool | None
+    evidence: str  # the numbers that decide it
+    statistic: str = "exact"  # what is computed
+    threshold: str = ""  # and what it is compared with
+    seeds: int = 1  # independent repetitions behind it
+    by: Maker = "paper"  # whose claim: the paper's, its corrected form, or a check of ours
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "holds", None if self.holds is None else bool(self.holds))  # also a NumPy truth
+
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "fails", None: "not decided"}[self.holds]
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A chart as a Vega-Lite specification, with the claims it shows."""
+
+    title: str
+    spec: Mapping[str, Any]
+    note: str = ""
+    claims: tuple[str, ...] = ()  # ids
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What a recipe found."""
+
+    claims: Sequence[Claim]
+    figures: Sequence[Figure]
+    histories: Sequence[History] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Where a recipe is carried out: its scale's numbers, and runs that are kept and shown."""
+
+    scale: Mapping[str, Any]
+    out: Path | None = None
+    resume: bool = False
+    progress: bool | None = None
+
+    def sweep(self, name: str, settings: Sequence[Setting], rounds: int, **how: Any) -> History:
+        """`sweep_settings`, kept in a folder of its own when the reproduction is kept."""
+        place = None if self.out is None else self.out / name
+        kept: dict[str, Any] = {"out": place, "resume": self.resume, "label": name, "progress": self.progress}
+        return sweep_settings(None, settings, rounds, **kept, **how)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """One figure of a paper, or one question: what is done at each scale, and what is claimed of it."""
+
+    name: str
+    title: str
+    source: str  # "thesis, figure 5.1a"
+    about: str  # what is done, with what was filled in where the source is silent
+    scales: Mapping[str, Mapping[str, Any]]  # numbers by scale; "full" is the paper's size
+    carry_out: Callable[[Bench], Findings]
+
+    def describe(self) -> str:
+        return f"{self.title} ({self.source})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduction:
+    """A recipe carried out."""
+
+    recipe: Recipe
+    scale: str
+    findings: Findings
+    seconds: float
+
+    @property
+    def claims(self) -> Sequence[Claim]:
+        return self.findings.claims
+
+    @property
+    def holds(self) -> bool:
+        """Whether every claim holds; one that is not decided does not."""
+        return all(claim.holds is True for claim in self.claims)
+
+    def as_dict(self) -> dict[str, Any]:
+        claims = [{**dataclasses.asdict(claim), "verdict": claim.verdict} for claim in self.claims]
+        return {"recipe": self.recipe.name, "scale": self.scale, "claims": claims, "seconds": round(self.seconds, 2)}
+
+    def save(self, out: Path) -> Path:
+        """`claims.json` and `report.html`; returns the page."""
+        text = json.dumps(self.as_dict(), indent=2)
+        write_atomically(out / CLAIMS_FILE, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+        by_id = {claim.id: claim for claim in self.claims}
+        sections = [
+            Section(figure.title, figure.spec, figure.note, aside=_as_html([by_id[i] for i in figure.claims]))
+            for figure in self.findings.figures
+        ]
+        shown = {i for figure in self.findings.figures for i in figure.claims}
+        rest = [claim for claim in self.claims if claim.id not in shown]
+        if rest:
+            sections.append(Section("Further claims", _as_html(rest)))
+        lead = f"{self.recipe.source[0].upper()}{self.recipe.source[1:]}, {self.scale} scale. {self.recipe.about}"
+        return render(
+            list(self.findings.histories), out, title=self.recipe.title, sections=sections, lead=lead,
+            verdict=summary(self.claims),
+        )  # fmt: skip
+
+
+def summary(claims: Sequence[Claim]) -> str:
+    """One line: how many hold, and which do not."""
+    held = sum(claim.holds is True for claim in claims)
+    parts = [f"{held} of {len(claims)} claims hold."]
+    for verdict in ("fails", "not decided"):
+        names = [claim.id for claim in claims if claim.verdict == verdict]
+        if names:
+            parts.append(f"{verdict.capitalize()}: {', '.join(names)}.")
+    return " ".join(parts)
+
+
+def _as_html(claims: Sequence[Claim]) -> str:
+    from markupsafe import escape
+
+    words = {"paper": "the paper's claim", "correction": "the claim, corrected", "check": "a check of ours"}
+    items = []
+    for claim in claims:
+        rule = " · ".join(filter(None, [claim.statistic, claim.threshold, f"{claim.seeds} seeds" * (claim.seeds > 1)]))
+        items.append(
+            f'<li class="claim {claim.verdict.replace(" ", "-")}"><b>{escape(claim.verdict)}</b> {escape(claim.text)}'
+            f"<small>{escape(claim.evidence)}</small>"
+            f'<small class="soft">{escape(claim.id)} · {words[claim.by]} · {escape(rule)}</small></li>'
+        )
+    return f'<ul class="claims">{"".join(items)}</ul>' if items else ""
+
+
+def reproduce(
+    name: str,
+    scale: str = "quick",
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Reproduction:
+    """Carries out a recipe and judges its claims; with `out`, keeps runs, claims and report there."""
+    from sojourn.recipes import RECIPES
+
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, RECIPES)
+    recipe = RECIPES[name]
+    if scale not in recipe.scales:
+        raise unknown_name("scale", scale, recipe.scales)
+    place = None if out is None else Path(out)
+    since = time.perf_counter()
+    findings = recipe.carry_out(Bench(recipe.scales[scale], place, resume, progress))
+    _check(recipe, findings)
+    done = Reproduction(recipe, scale, findings, time.perf_counter() - since)
+    if place is not None:
+        done.save(place)
+    return done
+
+
+def _check(recipe: Recipe, findings: Findings) -> None:
+    ids = [claim.id for claim in findings.claims]
+    unknown = {i for figure in findings.figures for i in figure.claims} - set(ids)
+    if len(set(ids)) != len(ids) or unknown:
+        raise SojournError(f"recipe {recipe.name}: claims are named twice, or a figure names unknown ones: {unknown}.")
+
+
+def above(values: np.ndarray, threshold: float, level: float = 0.95) -> tuple[bool | None, str]:
+    """Whether the mean of independent repetitions lies above a threshold: its confidence interval decides."""
+    values = np.asarray(values, float)
+    mean = float(values.mean())
+    if len(values) < 2 or np.ptp(values) == 0:
+        return bool(mean > threshold), f"{mean:.4g}"
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
+    text = f"{mean:.4g} ({level:.0%} interval {mean - half:.4g} to {mean + half:.4g}, n = {len(values)})"
+    if mean - half > threshold:
+        return True, text
+    return (False, text) if mean + half < threshold else (None, text)

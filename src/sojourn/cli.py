@@ -105,7 +105,8 @@ def reproduce_command(
 
     Examples: `sojourn reproduce thesis-5.1a`, `sojourn reproduce thesis-4.2 --scale full --json`
     """
-    from sojourn.recipes.base import CLAIMS_FILE, reproduce, summary
+    from sojourn.recipes import reproduce
+    from sojourn.recipes.base import CLAIMS_FILE, summary
 
     place = out or Path("runs") / f"{recipe}-{scale.value}"
     _make_room(recipe, place, resume)

@@ -29,7 +29,9 @@ from sojourn.engine import ENGINES
 from sojourn.models import MODELS
 from sojourn.partition import PARTITIONS
 from sojourn.problems import PROBLEMS
+from sojourn.theory.step_sizes import TUNED_METHODS
 
+THEORY: Literal["theory"] = "theory"  # as a step size: the one that theory recommends for the federation's facts
 _SMALLEST, _LARGEST = 1e-30, 1e12  # of a problem's real numbers: their fourth powers are still numbers
 
 
@@ -233,7 +235,13 @@ def _algorithm(given: dict[str, Any]) -> Part:
         if option in given:
             raise SojournError(f'algorithm.{option} is settled by "{name}" ({value}); take it out.')
     part = Part(name, _checked("algorithm", _algorithm_model(name), given).model_dump(), label)
-    build_algorithm(part)  # numbers that only make sense together are refused by the method itself
+    if not asks_theory(part):
+        build_algorithm(part)  # numbers that only make sense together are refused by the method itself
+    elif name not in TUNED_METHODS:
+        raise SojournError(
+            f'algorithm.{tuned_option(name)} = "{THEORY}": there is no rule for "{name}"; give a number, or tune it by '
+            f"a sweep. There are rules for {_some(TUNED_METHODS)}."
+        )
     return part
 
 
@@ -241,6 +249,16 @@ def _can_be_a_folder(label: Any) -> bool:
     if not isinstance(label, str) or not label.strip() or not label.isprintable() or len(label.encode()) > 100:
         return False
     return not any(c in label for c in '/\\"') and not label.startswith(".")
+
+
+def tuned_option(method: str) -> str:
+    """The option that may be "theory": the step size, or the smoothness from which accelerated methods take theirs."""
+    return "step_size" if "step_size" in options_of(ALGORITHMS[method].cls) else "smoothness"
+
+
+def asks_theory(part: Part) -> bool:
+    """Whether a method's step is left to theory: it is known once the federation is."""
+    return part.options.get(tuned_option(part.name)) == THEORY
 
 
 def build_algorithm(part: Part) -> Algorithm:
@@ -344,7 +362,9 @@ def _algorithm_model(name: str) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for option_name, (option, default) in options_of(method.cls).items():
         if option_name not in method.settled:
-            fields[option_name] = (_annotation(option), ... if default is REQUIRED else default)
+            kind = _annotation(option)
+            kind = kind | Literal[THEORY] if option_name == tuned_option(name) else kind
+            fields[option_name] = (kind, ... if default is REQUIRED else default)
     return create_model("Options", __base__=_Table, **fields)
 
 

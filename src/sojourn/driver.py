@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from sojourn.history import (
     until_divergence,
 )
 from sojourn.progress import Display
+from sojourn.theory.forecast import landmarks
 
 _CHUNK_SECONDS = 0.5  # how long a chunk should take: often enough to show, save and stop, rarely enough to cost nothing
 _SAVE_SECONDS = 1.0
@@ -147,6 +148,7 @@ def run(
     resume: bool = False,
     label: str = "",
     config: dict[str, Any] | None = None,
+    notes: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> History:
     """Runs an algorithm on a federation and returns its history.
@@ -155,6 +157,7 @@ def run(
     eval_every: rounds between evaluations; by default a hundred over the run.
     record: more numbers to evaluate, see `sojourn.diagnostics.probes`.
     out: a directory to keep the run in; with `resume`, a run kept there goes on where it was.
+    notes: further entries for the manifest.
     progress: True or False to force the progress line on or off; by default only on a terminal.
     Ctrl-C ends the run after the chunk in flight, with status "stopped".
     """
@@ -164,10 +167,20 @@ def run(
     )  # fmt: skip
     label = label or type(algorithm).__name__
     state = start(algorithm, federation, root_key(seed))
-    about = {"label": label, "seed": int(seed), "algorithm": describe(algorithm)}
+    described = describe(algorithm)
+    about = {"label": label, "seed": int(seed), "algorithm": described, **(notes or {})}
+    about["landmarks"] = find_landmarks(federation, described)
     running = Running(job, state, about, config, None if out is None else Path(out), resume)
     with Display(label, rounds, progress) as display, stop_on_signal() as stopped:
         return running.to_the_end(display, stopped)
+
+
+def find_landmarks(federation: Federation, described: Mapping[str, Any]) -> dict[str, float]:
+    """Where theory says that the run will end, for its report; nothing where clients count unequally."""
+    if not federation.clients.weighs_equally():
+        return {}
+    start_at = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(federation.x0)])
+    return landmarks(federation.facts, described, start_at.astype(float))
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
@@ -368,6 +381,7 @@ class Running:
             "federation": self.job.federation.name,
             "num_clients": self.job.federation.num_clients,
             "cohort": self.job.plan.cohort,
+            "equal_weights": self.job.federation.clients.weighs_equally(),
             "clients_side_by_side": self.job.plan.width,
             "facts": {} if self.job.plan.stacked else self.job.federation.facts.known(),
         }

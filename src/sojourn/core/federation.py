@@ -28,6 +28,10 @@ class Clients(eqx.Module):
     def oracle(self, client: jax.Array) -> Oracle:
         return Oracle(self.objective, client, self.batch_size)
 
+    def weighs_equally(self) -> bool:
+        """Whether every client counts alike, as theory assumes, by weight and by number of samples."""
+        return all(given is None or bool(jnp.ptp(given) == 0) for given in (self.weights, self.sizes))
+
     def metrics(self, x: Vec) -> dict[str, jax.Array]:
         found = self.objective.metrics(x.tree, self.weights)
         return found if self.x_star is None else {**found, "distance": norm(x - self.x_star)}
@@ -71,6 +75,8 @@ def build(
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(x0)):
         raise SojournError("the starting point holds values that are not finite.")
     facts = _with_start(facts or Facts(), x0, num_clients)
+    if batch_size is None:
+        facts = dataclasses.replace(facts, noise=0.0, noise4=0.0)  # exact answers
     x_star = None if facts.x_star is None else _like(x0, facts.x_star)
     clients = Clients(objective, _normalised(weights, num_clients), _sizes(sizes), x_star, num_clients, batch_size)
     return Federation(clients, x0, facts, **rest)

@@ -163,8 +163,8 @@ def _as_html(claims: Sequence[Claim]) -> str:
     return f'<ul class="claims">{"".join(items)}</ul>' if items else ""
 
 
-def reproduce(
-    name: str,
+def carry_out(
+    recipe: Recipe,
     scale: str = "quick",
     *,
     out: Path | str | None = None,
@@ -172,11 +172,6 @@ def reproduce(
     progress: bool | None = None,
 ) -> Reproduction:
     """Carries out a recipe and judges its claims; with `out`, keeps runs, claims and report there."""
-    from sojourn.recipes import RECIPES
-
-    if name not in RECIPES:
-        raise unknown_name("recipe", name, RECIPES)
-    recipe = RECIPES[name]
     if scale not in recipe.scales:
         raise unknown_name("scale", scale, recipe.scales)
     place = None if out is None else Path(out)
@@ -200,8 +195,10 @@ def above(values: np.ndarray, threshold: float, level: float = 0.95) -> tuple[bo
     """Whether the mean of independent repetitions lies above a threshold: its confidence interval decides."""
     values = np.asarray(values, float)
     mean = float(values.mean())
-    if len(values) < 2 or np.ptp(values) == 0:
-        return bool(mean > threshold), f"{mean:.4g}"
+    if len(values) < 2 or not np.isfinite(values).all():
+        return None, f"{mean:.4g} (n = {len(values)}: no interval)"
+    if np.ptp(values) == 0:
+        return bool(mean > threshold), f"{mean:.4g} in all of {len(values)}"
     half = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
     text = f"{mean:.4g} ({level:.0%} interval {mean - half:.4g} to {mean + half:.4g}, n = {len(values)})"
     if mean - half > threshold:

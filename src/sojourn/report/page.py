@@ -20,6 +20,7 @@ import vl_convert
 from sojourn.core.errors import unknown_name
 from sojourn.core.files import write_atomically
 from sojourn.report import figure, table
+from sojourn.report.predicted import overlay_note, section_html
 from sojourn.report.runs import (
     History,
     Run,
@@ -85,7 +86,8 @@ def render(
     runs = split(histories) if histories or not lead else []
     shown = shown_runs(runs)
     curves, sweeps = (_curves(shown), _sweeps(runs)) if runs else ([], [])
-    extra = [_section(number, section) for number, section in enumerate(sections)]
+    theory, broken = section_html(shown, metrics_of(shown)) if runs else ("", [])
+    extra = [_section(number, section) for number, section in enumerate([*_theory(theory, broken), *sections])]
     charts = [*curves, *sweeps, *(entry["figure"] for entry in extra if entry["figure"])]
     html = _template().render(
         title=title,
@@ -108,6 +110,14 @@ def render(
     figure.write_figures({chart.key: (chart.title, chart.spec) for chart in charts}, path.parent, figures)
     write_atomically(path, lambda beside: beside.write_bytes(html.encode()))
     return path
+
+
+def _theory(table_html: str, broken: Sequence[str]) -> list[Section]:
+    """What theory promised of the runs; a promise that was broken is said first."""
+    if not table_html:
+        return []
+    flag = f"Above a bound that should hold: {', '.join(broken)}. " if broken else ""
+    return [Section("Predicted and measured", table_html, flag + overlay_note())]
 
 
 def _curves(shown: Sequence[Run]) -> list[_Figure]:

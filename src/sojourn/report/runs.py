@@ -61,6 +61,7 @@ class Run:
     frame: pd.DataFrame  # `round`, `seed`, running totals named as in X_COLUMNS, metrics
     metrics: tuple[str, ...]
     compile_seconds: float
+    manifest: Mapping[str, Any]  # of its history
 
     @property
     def diverged(self) -> bool:
@@ -207,7 +208,7 @@ def _split_one(label: str, history: History, labels: Sequence[str]) -> list[Run]
         text = setting_text(setting)
         name = f"{label} ({text})" if setting and len(labels) > 1 else text or label
         status = _status(history.status, part, lost, swept=bool(axes))
-        runs.append(Run(name, label, setting, status, int(lost), part, metrics, compile_seconds))
+        runs.append(Run(name, label, setting, status, int(lost), part, metrics, compile_seconds, history.manifest))
     return runs
 
 

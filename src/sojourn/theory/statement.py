@@ -63,6 +63,7 @@ class Statement:
     test: str  # file::function
     predicts: tuple[Predicts, ...]
     function: Callable[..., Any]
+    call: Callable[..., Any]  # the same with facts filled in and requirements checked
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -80,13 +81,8 @@ def statement(
     conditions = {text: compile(text, source, "eval") for text in requires}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = function.__name__
-        STATEMENTS[name] = Statement(
-            name, source, kind, status, printed, corrected, why, requires, test, predicts, function
-        )
-
         @functools.wraps(function)
-        def stated(facts: Facts | None = None, /, **numbers: Any) -> Any:
+        def call(facts: Facts | None = None, /, **numbers: Any) -> Any:
             given = _complete(source, function, facts, numbers)
             values = {key: _number(source, key, value) for key, value in given.items()}
             for text, code in conditions.items():
@@ -94,9 +90,17 @@ def statement(
             with np.errstate(over="ignore", under="ignore"):
                 return _plain(function(**values))
 
-        return stated
+        STATEMENTS[function.__name__] = Statement(
+            function.__name__, source, kind, status, printed, corrected, why, requires, test, predicts, function, call
+        )
+        return call
 
     return register
+
+
+def stated(name: str, facts: Facts | None = None, /, **numbers: Any) -> Any:
+    """A statement by its name: its facts filled in, its requirements checked."""
+    return STATEMENTS[name].call(facts, **numbers)
 
 
 def missing_facts(name: str, facts: Facts, numbers: Mapping[str, Any]) -> list[str]:
@@ -141,9 +145,9 @@ def _number(source: str, key: str, value: Any) -> Any:
         fits = fits and bool((array >= low).all()) and not (key in _POSITIVE and bool((array == 0).any()))
     if not fits:
         shown = f"{array:g}" if array.ndim == 0 else "an array with other values"
-        wanted = "finite numbers" if key in _ARRAYS else f"at least {low:g}"
+        wanted = "finite numbers" if key in _ARRAYS else "above 0" if key in _POSITIVE else f"at least {low:g}"
         raise SojournError(f"{source}: {key} = {shown} is out of range; expected {wanted}.")
-    return array if array.ndim else float(array)
+    return array if array.ndim else np.float64(array)  # whose powers overflow to inf, not to an error
 
 
 def _require(source: str, text: str, code: CodeType, values: Mapping[str, Any]) -> None:

@@ -1,0 +1,97 @@
+"""The ledger cannot drift: it is written from the statements, whose tests exist."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sojourn as sj
+from sojourn.core.errors import SojournError
+from sojourn.core.facts import Facts
+from sojourn.theory import ROOMS, STATEMENTS
+from sojourn.theory.ledger import ledger
+from sojourn.theory.statement import missing_facts, stated, statement
+
+HERE = Path(__file__).parent
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    page = (HERE.parent / "docs" / "theory-ledger.md").read_text(encoding="utf-8")
+    assert page == ledger(), "run `make ledger`"
+    for found in STATEMENTS.values():
+        assert f".{found.name}`" in page
+
+
+def functions_of(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_every_statement_names_a_test_that_exists_and_uses_it(name: str) -> None:
+    file, _, function = STATEMENTS[name].test.partition("::")
+    assert function in functions_of(HERE / file)
+    assert name in (HERE / file).read_text(), f"{file} never mentions {name}"
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_a_statement_that_is_not_as_printed_says_why(name: str) -> None:
+    found = STATEMENTS[name]
+    assert found.printed and found.source and found.function.__doc__
+    if found.status == "corrected":
+        assert found.corrected and found.why
+    if found.status == "refuted":
+        assert found.why
+    if found.kind == "scaling law":
+        assert found.status == "scaling only"
+
+
+def test_every_room_is_in_the_ledger() -> None:
+    written = {path.stem for path in (Path(sj.theory.__file__).parent).glob("*.py")}
+    with_statements = {s.function.__module__.rpartition(".")[2] for s in STATEMENTS.values()}
+    assert with_statements <= set(ROOMS) <= written
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_facts_that_know_nothing_are_missed_by_name(name: str) -> None:
+    """Every statement, called with facts that know nothing, says what is missing instead of failing."""
+    needed = missing_facts(name, Facts(), {})
+    if needed:
+        with pytest.raises(SojournError, match=rf"needs {needed[0]}\b"):
+            stated(name, Facts())
+
+
+def test_statements_are_attributes_of_the_room() -> None:
+    assert sj.theory.lemma_2(
+        step_size=0.1, num_local_steps=1, rounds=0, smoothness=1, strong_convexity=1, noise=0, num_clients=1,
+        fixed_point_distance=3.0,
+    ) == pytest.approx(9.0)  # fmt: skip
+    with pytest.raises(AttributeError):
+        _ = sj.theory.lemma_0
+
+
+@pytest.fixture
+def doubled() -> object:
+    @statement("Test", kind="upper bound", printed="2 eta", requires=("step_size < 1 / smoothness",), test="x::y")
+    def doubled(*, step_size: float, smoothness: float, rounds: float = 1.0) -> float:
+        """Twice the step."""
+        return 2 * step_size * rounds
+
+    yield doubled
+    del STATEMENTS["doubled"]
+
+
+def test_a_statement_fills_in_checks_and_vectorises(doubled) -> None:
+    assert doubled(step_size=0.25, smoothness=1) == 0.5
+    assert doubled(Facts(smoothness=2.0), step_size=0.25) == 0.5
+    assert doubled(Facts(smoothness=2.0), step_size=0.25, smoothness=3.0) == 0.5  # numbers go before facts
+    np.testing.assert_array_equal(doubled(step_size=np.array([0.1, 0.2]), smoothness=1), [0.2, 0.4])
+    for numbers, message in (
+        ({"step_size": 0.5}, r"Test needs step_size < 1 / smoothness; got step_size = 0.5, smoothness = 2"),
+        ({"step_size": -1.0}, "out of range"),
+        ({"step_size": float("nan")}, "out of range"),
+        ({"step_size": 0.1, "momentum": 1}, "has no momentum"),
+        ({}, r"needs step_size \(eta\)"),
+    ):
+        with pytest.raises(SojournError, match=message):
+            doubled(Facts(smoothness=2.0), **numbers)

@@ -49,7 +49,7 @@ class RunTable(_Table):
         Field(description="clients per round: a number, or a share below 1; all if left out"),
     ] = None
     eval_every: Annotated[int | None, Field(ge=1, description="rounds between evaluations; a hundredth of all")] = None
-    record: Annotated[list[str], Field(description="probes to evaluate besides the metrics")] = []
+    record: Annotated[list[str], Field(description="probes to record besides the metrics")] = []
     precision: Annotated[Literal["float32", "float64"], Field(description="of all arithmetic")] = "float32"
 
 
@@ -166,6 +166,7 @@ def options_table(room: str, name: str) -> list[str]:
         "models": lambda: _model_model(MODELS[name]),
         "datasets": lambda: _signature_model(DATASETS[name]),
         "engines": lambda: _signature_model(ENGINES[name]),
+        "probes": lambda: _Table,  # a name in run.record, without options
     }
     fields = models[room]().model_fields
     return [key if field.is_required() else f"{key} ({field.default})" for key, field in fields.items()]

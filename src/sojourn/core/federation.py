@@ -11,7 +11,7 @@ import numpy as np
 
 from sojourn.core.errors import SojournError
 from sojourn.core.facts import Facts
-from sojourn.core.oracle import Objective, Oracle
+from sojourn.core.oracle import Objective, Oracle, Tape
 from sojourn.core.vec import Vec, norm
 
 
@@ -24,9 +24,10 @@ class Clients(eqx.Module):
     x_star: Vec | None
     num_clients: int = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
+    probes: dict[str, Any] = eqx.field(default_factory=dict)  # name -> a model probe, prepared from the facts
 
-    def oracle(self, client: jax.Array) -> Oracle:
-        return Oracle(self.objective, client, self.batch_size)
+    def oracle(self, client: jax.Array, tape: Tape | None = None) -> Oracle:
+        return Oracle(self.objective, client, self.batch_size, tape)
 
     def weighs_equally(self) -> bool:
         """Whether every client counts alike, as theory assumes, by weight and by number of samples."""

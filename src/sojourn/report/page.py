@@ -33,6 +33,7 @@ from sojourn.report.runs import (
     split,
 )
 from sojourn.report.sweep import sweep_charts
+from sojourn.report.vectors import vector_charts
 
 MAX_DIFFERENCES = 15  # rows of the table of settings that differ
 
@@ -85,10 +86,10 @@ def render(
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / "report.html"
     runs = split(histories) if histories or not lead else []
     shown = shown_runs(runs)
-    curves, sweeps = (_curves(shown), _sweeps(runs)) if runs else ([], [])
+    curves, vectors, sweeps = (_curves(shown), _vectors(shown), _sweeps(runs)) if runs else ([], [], [])
     theory, broken = section_html(shown, metrics_of(shown)) if runs else ("", [])
     extra = [_section(number, section) for number, section in enumerate([*_theory(theory, broken), *sections])]
-    charts = [*curves, *sweeps, *(entry["figure"] for entry in extra if entry["figure"])]
+    charts = [*curves, *vectors, *sweeps, *(entry["figure"] for entry in extra if entry["figure"])]
     html = _template().render(
         title=title,
         summary=_summary(runs) if runs else "",
@@ -99,6 +100,7 @@ def render(
         band_text=figure.band_text(shown),
         any_diverged=any(run.diverged for run in shown),
         curves=curves,
+        vectors=vectors,
         sweeps=sweeps,
         sections=extra,
         differences=_differences(histories),
@@ -130,6 +132,10 @@ def _curves(shown: Sequence[Run]) -> list[_Figure]:
             loggable = positive and not higher_is_better(metric)
             found.append(_Figure(f"curve-{metric}", metric_title(metric), spec, is_curve=True, loggable=loggable))
     return found
+
+
+def _vectors(shown: Sequence[Run]) -> list[_Figure]:
+    return [_Figure(f"vector-{number}", title, spec) for number, (title, spec) in enumerate(vector_charts(shown))]
 
 
 def _sweeps(runs: Sequence[Run]) -> list[_Figure]:

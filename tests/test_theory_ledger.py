@@ -95,3 +95,36 @@ def test_a_statement_fills_in_checks_and_vectorises(doubled) -> None:
     ):
         with pytest.raises(SojournError, match=message):
             doubled(Facts(smoothness=2.0), **numbers)
+
+
+EDGES = {
+    "num_local_steps": (1, 2, 1000), "num_clients": (1, 2, 100), "rounds": (1, 2, 10_000), "noise": (0.0, 1.0, 1e6),
+    "noise4": (0.0, 1.5, 1e7), "hessian_heterogeneity": (0.0, 0.1, 10.0), "optima_heterogeneity": (0.0, 1.0),
+    "optima_distance": (0.0, 1.0), "gradient_heterogeneity": (0.0, 1.0), "strong_convexity": (0.0, 1e-9, 1.0),
+    "smoothness": (1.0, 1e3), "step_size": (1e-12, 1e-3, 0.05, 0.5, 1.0, 50.0), "third_order_smoothness": (0.0, 1.0),
+    "start_distance": (0.0, 1.0, 1e3), "mean_optima_distance": (0.0, 1.0), "outer_step_size": (0.5, 1.0, 3.0),
+}  # fmt: skip
+ARRAYS = {"hessians", "optima", "x_star", "x0", "x", "noise_covariance", "weights"}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_at_the_edges_a_statement_refuses_or_answers_but_never_with_nan(name: str) -> None:
+    """One client, one step, no noise, no curvature, steps too long: a sentence or a number."""
+    found = STATEMENTS[name]
+    if ARRAYS & set(found.arguments):
+        return  # closed forms of matrices have tests of their own for singular ones
+    rng = np.random.default_rng(0)
+    answered = 0
+    for _ in range(300):
+        given = {key: rng.choice(EDGES.get(key, (0.0, 0.5, 1.0, 20.0))) for key in found.arguments}
+        try:
+            result = stated(name, **given)
+        except SojournError as error:
+            assert str(error).endswith(".") and "\n" not in str(error)
+            continue
+        answered += 1
+        values = result.values() if isinstance(result, dict) else result if isinstance(result, tuple) else [result]
+        for value in values:
+            if not isinstance(value, str | bool):
+                assert not np.isnan(np.asarray(value, float)).any(), given
+    assert answered > 0, "every edge was refused"

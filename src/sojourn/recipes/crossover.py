@@ -2,8 +2,9 @@
 
 The clients are quadratics A + (tau/2) s_m P with signs s_m that cancel, so that the mean objective, the start and the
 noise are the same for every tau: minibatch SGD and AC-SA, which see only the mean, are run once. P couples the flattest
-direction with the steepest, along which the optima differ by zeta_*: this attains the term tau H zeta_* / mu^2 of rate
-5.3. The fixed point of Local SGD then lies on the start's side of x*, so that no run passes x* on its way elsewhere.
+direction with the steepest, along which the optima differ: this attains the term tau H zeta_* / mu^2 of rate 5.3. mu
+and H are those of the mean; with tau = 5 mu a client's own mu is 0.74 times that. The fixed point of Local SGD lies on
+the start's side of x*, so that no run passes x* on its way elsewhere.
 """
 
 import dataclasses
@@ -120,11 +121,11 @@ def judge(rounds: Rounds) -> list[Claim]:
         ),
         _crossover(rounds, shared, apart),
         Claim(
-            "baselines-need-no-k", "Minibatch SGD and AC-SA need as many rounds at every K: here noise is not what "
-            "limits them.",
-            _all(*(above(0.2 - np.ptp(r, axis=1) / r[:, 0], 0.0)[0] for r in (rounds.minibatch, rounds.accelerated))),
+            "baselines-save-little", f"From K = 1 to {last} minibatch SGD and AC-SA save less than a quarter of their "
+            "rounds: to them K only means less noise.",
+            _all(*(above(r[:, -1] / r[:, 0], 0.75)[0] for r in (rounds.minibatch, rounds.accelerated))),
             f"minibatch SGD {_shown(steps, rounds.minibatch)}; AC-SA {_shown(steps, rounds.accelerated)}",
-            "range over K relative to K = 1, t-interval", "below 0.2", n, "check",
+            f"R({steps[-1]}) / R(1) on paired seeds, t-interval", "above 0.75", n, "check",
         ),
     ]  # fmt: skip
 
@@ -178,8 +179,8 @@ RECIPE = Recipe(
     f"{NOISE}, started at distance 1; the target is {TARGET}. Each method's step size is tuned on the same "
     f"{len(STEP_SIZES)} values, a factor of root two apart.",
     scales={
-        "quick": {"num_local_steps": (1, 4, 16, 64), "taus": (0.0, 0.5, 1.0, 5.0), "seeds": range(8)},
-        "full": {"num_local_steps": (1, 2, 4, 8, 16, 32, 64), "taus": (0.0, 0.5, 1.0, 2.0, 5.0), "seeds": range(16)},
+        "quick": {"num_local_steps": (1, 16, 64), "taus": (0.0, 0.5, 1.0, 5.0), "seeds": range(8)},
+        "full": {"num_local_steps": (1, 2, 4, 8, 16, 32, 64), "taus": (0.0, 0.5, 1.0, 2.0, 5.0), "seeds": range(12)},
     },
     carry_out=_carry_out,
 )

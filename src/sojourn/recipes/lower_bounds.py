@@ -159,7 +159,7 @@ def _flat(rounds: Sequence[int], instances: Mapping[int, Instance], best: Mappin
     rows += [{"x": r, "y": 1 / 8, "line": "printed floor"} for r in rounds]
     spec = lines(rows, x="rounds R", y="R (F - F*) / (H B²)", log_x=True, log_y=True,
                  dashed=("proven floor", "printed floor"))  # fmt: skip
-    note = "The best over every inner step, outer step and number of local steps. The printed floor lies above it."
+    note = "The best over every inner step, outer step and number of local steps, for two and three clients alike."
     return Figure("Theorem 1: what the best tuning leaves", spec, note, ("floor-holds", "flat-line", "printed-floor"))
 
 

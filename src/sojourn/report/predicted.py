@@ -110,11 +110,11 @@ def section_html(runs: Sequence[Run], columns: Sequence[str]) -> tuple[str, list
     if not rows:
         return "", []
     head = (
-        '<div class="scroll"><table><thead><tr><th>Run</th><th class="left">Tightest bound</th>'
+        '<div class="scroll"><table><thead><tr><th>Run</th><th class="left">Bound respected</th>'
+        '<th class="left">Tightest bound</th>'
         "<th>Measured<small>at the end</small></th><th>Bound<small>at the end</small></th>"
         "<th>Fixed point<small>distance to x*</small></th>"
-        '<th class="left">Rounds to a share of the start<small>measured, promised</small></th>'
-        '<th class="left">Bound respected</th></tr></thead><tbody>'
+        '<th class="left">Rounds to a share of the start<small>measured, promised</small></th></tr></thead><tbody>'
     )
     return head + "".join(rows) + "</tbody></table></div>", list(dict.fromkeys(broken))
 
@@ -127,16 +127,17 @@ def _row(name: str, column: str, prediction: Prediction, floor: float | None) ->
         verdict, mark = f"above the bound from round {prediction.violated_at} on", ' class="diverged"'
     else:
         verdict, mark = (
-            ("yes" if prediction.judged else "not decided<small>it bounds a mean, and seeds are few</small>"),
+            ("yes" if prediction.judged else "not decided<small>a mean, few seeds</small>"),
             "",
         )
     cells = [
         f"<td>{number(run.final(column))}</td><td>{number(float(bound.bound[-1]))}</td>",
         f"<td>{'–' if floor is None else number(floor)}</td>",
-        f'<td class="left">{_rounds_text(run, column, bound)}</td><td class="left">{verdict}</td>',
+        f'<td class="left">{_rounds_text(run, column, bound)}</td>',
     ]
     first = f'<th scope="row">{markupsafe.escape(name)}<br><small class="soft">{metric_title(column)}</small></th>'
-    return f'<tr{mark}>{first}<td class="left">{markupsafe.escape(bound.source)}{also}</td>{"".join(cells)}</tr>'
+    source = f'<td class="left wrap">{markupsafe.escape(bound.source)}{also}</td>'
+    return f'<tr{mark}>{first}<td class="left">{verdict}</td>{source}{"".join(cells)}</tr>'
 
 
 def _rounds_text(run: Run, column: str, bound: Forecast) -> str:
@@ -148,7 +149,7 @@ def _rounds_text(run: Run, column: str, bound: Forecast) -> str:
         reached = curve.loc[curve["value"] <= share * start, "round"]
         promised = bound.first_below(share * start)
         if len(reached):
-            told = f"at most {promised}" if promised is not None else "not promised in this run"
+            told = f"at most {promised}" if promised is not None else "later"
             lines.append(f"{share:g}: {int(reached.iloc[0])}, {told}")
     return "<br>".join(lines) or "–"
 

@@ -57,7 +57,8 @@ def lemma_1_error(*, step_size: Any, rounds: Any, smoothness: Any, start_distanc
     """F(x_R) - F* of GD from zero with x* = -(B / sqrt 2)(v_1 + v_2) for the eigenvectors of the Hessian."""
     flat = smoothness / (12 * rounds)
     steep_part = smoothness * left(step_size * smoothness, 2 * rounds)
-    return start_distance**2 / 4 * (steep_part + flat * left(step_size * flat, 2 * rounds))
+    error = steep_part + flat * left(step_size * flat, 2 * rounds)
+    return start_distance**2 / 4 * np.where(start_distance == 0, 0.0, error)  # at the optimum, however long the step
 
 
 @statement(

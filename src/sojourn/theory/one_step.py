@@ -133,6 +133,7 @@ def lemma_23_round(
     quadratic: bool = False,
 ) -> Any:  # fmt: skip
     """Lemma 23 over a round; the consensus errors of its K steps are along the last axis."""
+    consensus_sq = np.atleast_1d(consensus_sq)  # a round of one step may be given as a number
     H, tau, Q = (_per_step(v) for v in (smoothness, hessian_heterogeneity, third_order_smoothness))
     drift = _drift(H, tau, Q, consensus_sq, consensus4, quadratic)
     kept = 1 - step_size * strong_convexity
@@ -199,6 +200,7 @@ def lemma_25_round(
     third_order_smoothness: Any,
 ) -> Any:  # fmt: skip
     """Lemma 25 over a round: distance4 at its start, the other moments of its K steps along the last axis."""
+    consensus_sq = np.atleast_1d(consensus_sq)
     eta, H, mu, sigma, M, tau, Q = (
         _per_step(value)
         for value in (

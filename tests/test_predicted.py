@@ -126,7 +126,18 @@ def test_fedavg_with_equal_weights_is_local_sgd_and_minibatch_has_its_own() -> N
     theirs = [f.statement for f in forecasts(facts, {"class": "FedAvg", **options}, rounds)]
     assert theirs == [f.statement for f in forecasts(facts, local, rounds)] and theirs
     batch = forecasts(facts, {"class": "MinibatchSGD", **options}, rounds)
-    assert [f.statement for f in batch] == ["minibatch_sgd_distance"]
+    assert {(f.statement, f.column) for f in batch} == {
+        ("minibatch_sgd_distance", "distance"),
+        ("minibatch_sgd_distance", "suboptimality"),
+    }
+    by_column = {f.column: f for f in batch}
+    gap = facts.smoothness / 2 * by_column["distance"].bound ** 2
+    np.testing.assert_allclose(by_column["suboptimality"].bound, gap)  # by smoothness
+    start = facts.start_distance
+    promised = by_column["distance"].first_below([0.9 * start, 0.0])
+    assert promised[0] is not None and promised[1] is None  # noise leaves a floor
+    at = by_column["distance"].at(np.array([promised[0] - 1.0, promised[0]]))
+    assert at[1] <= 0.9 * start < at[0]
     assert forecasts(Facts(), local, rounds) == []  # nothing known, nothing said
     other = dataclasses.replace(facts, third_order_smoothness=1.0)
     assert "theorem_7" not in [f.statement for f in forecasts(other, local, rounds)]

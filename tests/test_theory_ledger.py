@@ -1,6 +1,7 @@
 """The ledger cannot drift: it is written from the statements, whose tests exist."""
 
 import ast
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -128,3 +129,38 @@ def test_at_the_edges_a_statement_refuses_or_answers_but_never_with_nan(name: st
             if not isinstance(value, str | bool):
                 assert not np.isnan(np.asarray(value, float)).any(), given
     assert answered > 0, "every edge was refused"
+
+
+QUADRATIC = [name for name, found in STATEMENTS.items() if "third_order_smoothness == 0" in found.requires]
+
+
+@pytest.mark.parametrize("name", QUADRATIC)
+def test_a_statement_about_quadratics_refuses_other_facts(name: str) -> None:
+    arrays = ("x_star", "optima", "hessians")
+    facts = Facts(**{field.name: 1.0 for field in dataclasses.fields(Facts) if field.name not in arrays})
+    numbers = {key: 1.0 for key in STATEMENTS[name].arguments if not hasattr(facts, key)}
+    with pytest.raises(SojournError, match="third_order_smoothness == 0"):
+        stated(name, facts, **{key: 0.1 if key == "step_size" else value for key, value in numbers.items()})
+
+
+def test_the_theorems_about_quadratics_are_among_them() -> None:
+    assert {"theorem_4", "theorem_7", "theorem_8", "theorem_7_step_size", "rate_theorem_7", "lemma_2"} <= set(QUADRATIC)
+    assert "theorem_5" not in QUADRATIC
+
+
+def test_statements_can_be_called_in_order_and_with_a_federation() -> None:
+    hessians, optima = np.stack([np.diag([1.0, 2.0])] * 3), np.arange(6.0).reshape(3, 2)
+    np.testing.assert_allclose(sj.theory.local_sgd_fixed_point(hessians, optima, 0.1, 3), optima.mean(0))
+    federation = sj.problems.quadratic(hessians, optima)
+    numbers = {"step_size": 0.1, "num_local_steps": 2, "rounds": 3}
+    assert sj.theory.theorem_5(federation, **numbers) == sj.theory.theorem_5(federation.facts, **numbers)
+    assert "rho1" in sj.theory.theorem_5.__doc__ and "Requires" in sj.theory.theorem_5.__doc__
+    for mistake, message in (
+        ({"step_size": "a"}, "is not a number"),
+        ({"step_size": None}, "needs step_size"),
+        ({"step_size": [0.1, 0.2], "num_local_steps": [1, 2, 3]}, "do not go together"),
+    ):
+        with pytest.raises(SojournError, match=message):
+            sj.theory.theorem_5(federation, **{**numbers, **mistake})
+    with pytest.raises(SojournError, match="give each once"):
+        sj.theory.local_sgd_fixed_point(hessians, optima, 0.1, 3, step_size=0.1)

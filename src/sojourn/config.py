@@ -232,6 +232,8 @@ def _algorithm(given: dict[str, Any]) -> Part:
     label = given.pop("label", name)
     if not _can_be_a_folder(label):
         raise SojournError(f"algorithm.label = {shown(label)} must be a name that can be a folder's.")
+    if given.get("step_size") == THEORY and tuned_option(name) != "step_size":
+        raise SojournError(f'"{name}" has no step_size; write {tuned_option(name)} = "{THEORY}" instead.')
     for option, value in ALGORITHMS[name].settled.items():
         if option in given:
             raise SojournError(f'algorithm.{option} is settled by "{name}" ({value}); take it out.')

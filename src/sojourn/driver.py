@@ -180,18 +180,18 @@ def run(
     )  # fmt: skip
     label = label or type(algorithm).__name__
     state = start(algorithm, federation, root_key(seed))
-    described = describe(algorithm)
-    about = {"label": label, "seed": int(seed), "algorithm": described, **(notes or {})}
-    about["landmarks"] = find_landmarks(federation, described)
+    about = {"label": label, "seed": int(seed), "algorithm": describe(algorithm), **(notes or {})}
+    about["landmarks"] = find_landmarks(federation, algorithm)
     running = Running(job, state, about, config, None if out is None else Path(out), resume)
     with Display(label, rounds, progress) as display, stop_on_signal() as stopped:
         return running.to_the_end(display, stopped)
 
 
-def find_landmarks(federation: Federation, described: Mapping[str, Any]) -> dict[str, float]:
+def find_landmarks(federation: Federation, algorithm: Algorithm) -> dict[str, float]:
     """Where theory says that the run will end, for its report; nothing where clients count unequally."""
-    if not federation.clients.weighs_equally():
+    if not federation.clients.weighs_equally(algorithm.weighting):
         return {}
+    described = describe(algorithm)
     start_at = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(federation.x0)])
     return landmarks(federation.facts, described, start_at.astype(float))
 
@@ -394,7 +394,7 @@ class Running:
             "federation": self.job.federation.name,
             "num_clients": self.job.federation.num_clients,
             "cohort": self.job.plan.cohort,
-            "equal_weights": self.job.federation.clients.weighs_equally(),
+            "equal_weights": self.job.federation.clients.weighs_equally(self.job.algorithm.weighting),
             "clients_side_by_side": self.job.plan.width,
             "facts": {} if self.job.plan.stacked else self.job.federation.facts.known(),
         }

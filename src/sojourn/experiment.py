@@ -39,7 +39,19 @@ RECIPE_FILE = "recipe.txt"  # names the recipe whose result a directory holds
 # The files of a run, the figures of its report, and what a kill may leave of a file that was being written.
 _OF_A_RUN = re.compile(
     "|".join(
-        map(re.escape, (CONFIG_FILE, MANIFEST_FILE, TABLE_FILE, STATE_FILE, RECIPE_FILE, "claims.json", "report.html"))
+        map(
+            re.escape,
+            (
+                CONFIG_FILE,
+                MANIFEST_FILE,
+                TABLE_FILE,
+                STATE_FILE,
+                RECIPE_FILE,
+                "claims.json",
+                "environment.json",
+                "report.html",
+            ),
+        )
     )
     + r"|figure-.*\.(png|svg|pdf)|\..*\.new"
 )
@@ -122,9 +134,10 @@ def tuned(part: Part, federation: Federation, config: Config) -> tuple[Part, dic
     if not asks_theory(part):
         return part, {}
     cohort = cohort_size(config.run.participation, federation.num_clients)
+    equally = federation.clients.weighs_equally(ALGORITHMS[part.name].cls.weighting)
     rule = step_size_rule(
         part.name, federation.facts, {**part.options, **ALGORITHMS[part.name].settled}, config.run.rounds,
-        everyone=cohort == federation.num_clients, equal_weights=federation.clients.weighs_equally(),
+        everyone=cohort == federation.num_clients, equal_weights=equally,
     )  # fmt: skip
     defaults = {name: default for name, (_, default) in options_of(ALGORITHMS[part.name].cls).items()}
     companions = {k: v for k, v in rule.companions.items() if part.options.get(k) == defaults.get(k)}
@@ -166,7 +179,8 @@ def _write_config(out: Path, tables: Mapping[str, Any], resume: bool = False) ->
 
 
 def claim_for_recipe(out: Path, recipe: str, resume: bool) -> None:
-    """The directory must be new, or hold the same recipe: its earlier result gives way, or goes on with `resume`."""
+    """The directory must be new, or hold the same recipe at the same scale: its earlier result gives way, or goes on
+    with `resume`."""
     mark = out / RECIPE_FILE
     if mark.is_file() and mark.read_text(encoding="utf-8").strip() == recipe:
         if not resume:

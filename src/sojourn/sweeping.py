@@ -246,7 +246,7 @@ def _described(federation: Federation | None, settings: Sequence[Setting]) -> li
     for setting in reversed(distinct.values()):
         home, described = setting.federation or federation, describe(setting.algorithm)
         assert home is not None
-        ends = find_landmarks(home, described)
+        ends = find_landmarks(home, setting.algorithm)
         found.append({"labels": setting.labels, "algorithm": described, "landmarks": ends, **setting.notes})
     return found
 

@@ -71,6 +71,7 @@ class Algorithm(eqx.Module):
     weighting: ClassVar[str] = "objective"  # "objective": the federation's weights; "size": by number of samples
     who: ClassVar[Who] = Who.COHORT
     reduce: ClassVar[str] = "mean"
+    plain_descent: ClassVar[bool] = False  # clients take plain gradient steps: its fixed point has a closed form
 
     def __check_init__(self) -> None:
         for name, (option, _) in options_of(type(self)).items():

@@ -9,7 +9,7 @@ uniform: a = rho = 1; exp: a = 1 - eta mu/2, rho = a^K (Lemma 32); coupled: a = 
 Clients keep the sum of their own iterates and send it once, in the closing exchange.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -30,6 +30,8 @@ class ServerState(eqx.Module):
 
 class LocalSGD(Algorithm):
     """Local (S)GD with inner and outer steps."""
+
+    plain_descent: ClassVar[bool] = True
 
     step_size: Any = positive(symbol="eta")
     num_local_steps: int = count(10, symbol="K")

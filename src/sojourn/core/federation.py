@@ -29,9 +29,10 @@ class Clients(eqx.Module):
     def oracle(self, client: jax.Array, tape: Tape | None = None) -> Oracle:
         return Oracle(self.objective, client, self.batch_size, tape)
 
-    def weighs_equally(self) -> bool:
-        """Whether every client counts alike, as theory assumes, by weight and by number of samples."""
-        return all(given is None or bool(jnp.ptp(given) == 0) for given in (self.weights, self.sizes))
+    def weighs_equally(self, weighting: str = "objective") -> bool:
+        """Whether every client counts alike, as theory assumes, in the objective and in the method's mean."""
+        counted = (self.weights, self.sizes) if weighting == "size" else (self.weights,)
+        return all(given is None or bool(jnp.ptp(given) == 0) for given in counted)
 
     def metrics(self, x: Vec) -> dict[str, jax.Array]:
         found = self.objective.metrics(x.tree, self.weights)

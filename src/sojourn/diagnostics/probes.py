@@ -48,6 +48,8 @@ def with_probes(federation: Federation, algorithm: Algorithm, names: Iterable[st
     there = jax.eval_shape(federation.clients.metrics, federation.x0)
     prepared = {}
     for name in wanted:
+        if name == "distance_to_fixed_point" and not algorithm.plain_descent:
+            continue  # another method's fixed point is another; it gets no such column
         if name not in there:
             _check_known(name, MODEL_PROBES[name], federation, algorithm)
             prepared[name] = MODEL_PROBES[name].prepare(federation)

@@ -5,6 +5,7 @@ decided. Neither is bent.
 """
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +17,12 @@ from scipy import stats
 
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.files import write_atomically
-from sojourn.history import History
+from sojourn.history import History, environment
 from sojourn.report import Section, render
 from sojourn.sweeping import Setting, sweep_settings
 
 CLAIMS_FILE = "claims.json"
+ENVIRONMENT_FILE = "environment.json"  # versions, device and commit behind the claims
 Maker = Literal["paper", "correction", "check"]
 
 
@@ -77,7 +79,10 @@ class Bench:
         """`sweep_settings`, kept in a folder of its own when the reproduction is kept."""
         place = None if self.out is None else self.out / name
         kept: dict[str, Any] = {"out": place, "resume": self.resume, "label": name, "progress": self.progress}
-        return sweep_settings(None, settings, rounds, **kept, **how)
+        history = sweep_settings(None, settings, rounds, **kept, **how)
+        if history.status == "stopped":
+            raise KeyboardInterrupt  # half a sweep has no verdict
+        return history
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +124,6 @@ class Reproduction:
 
     def save(self, out: Path) -> Path:
         """`claims.json` and `report.html`; returns the page."""
-        text = json.dumps(self.as_dict(), indent=2)
-        write_atomically(out / CLAIMS_FILE, lambda path: path.write_text(text + "\n", encoding="utf-8"))
         by_id = {claim.id: claim for claim in self.claims}
         sections = [
             Section(figure.title, figure.spec, figure.note, aside=_as_html([by_id[i] for i in figure.claims]))
@@ -131,10 +134,15 @@ class Reproduction:
         if rest:
             sections.append(Section("Further claims", _as_html(rest)))
         lead = f"{self.recipe.source[0].upper()}{self.recipe.source[1:]}, {self.scale} scale. {self.recipe.about}"
-        return render(
+        page = render(
             list(self.findings.histories), out, title=self.recipe.title, sections=sections, lead=lead,
             verdict=summary(self.claims),
         )  # fmt: skip
+        # claims last: where they are, all is there
+        for name, content in ((ENVIRONMENT_FILE, environment()), (CLAIMS_FILE, self.as_dict())):
+            text = json.dumps(content, indent=2) + "\n"
+            write_atomically(out / name, functools.partial(Path.write_text, data=text, encoding="utf-8"))
+        return page
 
 
 def summary(claims: Sequence[Claim]) -> str:

@@ -127,7 +127,7 @@ def _row(name: str, column: str, prediction: Prediction, floor: float | None) ->
         verdict, mark = f"above the bound from round {prediction.violated_at} on", ' class="diverged"'
     else:
         verdict, mark = (
-            ("yes" if prediction.judged else "not decided<small>a mean, few seeds</small>"),
+            ("yes" if prediction.judged else f"not decided<small>needs {_FEW_SEEDS} seeds</small>"),
             "",
         )
     cells = [
@@ -145,12 +145,11 @@ def _rounds_text(run: Run, column: str, bound: Forecast) -> str:
     curve = run.curve(column)
     start = float(curve["value"].iloc[0])
     lines = []
-    for share in _TARGETS:
+    for share, promised in zip(_TARGETS, bound.first_below([share * start for share in _TARGETS]), strict=True):
         reached = curve.loc[curve["value"] <= share * start, "round"]
-        promised = bound.first_below(share * start)
         if len(reached):
-            told = f"at most {promised}" if promised is not None else "later"
-            lines.append(f"{share:g}: {int(reached.iloc[0])}, {told}")
+            told = f"at most {promised:,}" if promised is not None else "not within ten times the run"
+            lines.append(f"{share:g} after {int(reached.iloc[0])}, {told}")
     return "<br>".join(lines) or "–"
 
 

@@ -56,6 +56,7 @@ def theorem_5(
 
 @statement(
     "Theorem 7 (Lemma 39)",
+    quadratic=True,
     kind="upper bound",
     status="corrected",
     printed="E|x_KR - x*|^2 <= rho2^R B^2 + (1-k)/(1-rho2) {eta sigma^2/(mu M) + 4 eta^2 tau^4 K^2 (1-eta mu)^(K-2) "
@@ -115,6 +116,7 @@ def theorem_6(
 
 @statement(
     "Theorem 8 (Lemma 42)",
+    quadratic=True,
     kind="upper bound",
     status="corrected",
     printed="as Theorem 6 with rho4 = k + (1-k) 8 eta^2 tau^4 K^2 (1-eta mu)^(K-2)/mu^2, k = (1-eta mu)^K, and floor "
@@ -172,6 +174,7 @@ def theorem_5_step_size(
 
 @statement(
     "Theorem 7 (Lemma 40), tuned",
+    quadratic=True,
     kind="step size",
     status="corrected",
     printed="eta = min{1/(2H), ln(B^2/eps)/(mu K R)}, eps = max{2 sigma^2/(mu^2 M K R), 8 tau^4 phi_*^2/(mu^4 R^2), "
@@ -228,6 +231,7 @@ def theorem_6_step_size(
 
 @statement(
     "Theorem 8 (Lemma 42), tuned",
+    quadratic=True,
     kind="step size",
     status="corrected",
     printed="eta = min{1/(2H), ln(mu B^2/eps)/(mu K R)}, eps = min{max{4 tau^2 H^2 zeta_*^2/(mu^3 R^2), 4 tau^4 "
@@ -282,6 +286,7 @@ def theorem_5_needs_rounds(
 
 @statement(
     "Theorem 7 (Lemma 40), rounds",
+    quadratic=True,
     kind="step size",
     status="corrected",
     printed="R >= max{3 tau^2/mu^2 ln(B^2/eps), 2 tau^2/mu^2 ln^(3/2)(B^2/eps)} and K >= 4",
@@ -327,6 +332,7 @@ def theorem_6_needs_rounds(
 
 @statement(
     "Theorem 8 (Lemma 42), rounds",
+    quadratic=True,
     kind="step size",
     status="corrected",
     printed="R >= (4 tau^2/mu^2) max{ln(mu B^2/eps), sqrt(2/3) ln^3(mu B^2/eps)} and K R >= 4 kappa",

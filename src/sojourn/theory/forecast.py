@@ -4,9 +4,11 @@ A method is known here by the name of its class and its options, as a manifest h
 statement says so (`predicts`), its facts are known and what it requires holds.
 """
 
+import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,12 @@ from sojourn.core.facts import Facts
 from sojourn.theory.identities import local_sgd_fixed_point
 from sojourn.theory.statement import STATEMENTS, Predicts, Statement, missing_facts, stated
 
+Curve = Callable[[np.ndarray], np.ndarray]
 _WEIGHED = {
     "exp": ("strong_convexity",),
     "coupled": ("strong_convexity", "smoothness", "hessian_heterogeneity"),
 }
+_MAX_PROMISED = 20_000  # rounds that a promise is looked for in; some bounds are worked out round by round
 _MAX_DIMENSION = 300  # of a fixed point that is worked out beside every run
 
 
@@ -33,11 +37,17 @@ class Forecast:
     rounds: np.ndarray
     bound: np.ndarray  # on the column itself: the root, where the statement bounds its square
     squared: bool  # whether the statement bounds the mean of the square
+    at: Callable[[np.ndarray], np.ndarray]  # the bound at other rounds
 
-    def first_below(self, target: float) -> int | None:
-        """The first round by which the column is promised to have come down to the target."""
-        reached = self.rounds[self.bound <= target]
-        return int(reached[0]) if len(reached) else None
+    def first_below(self, targets: Sequence[float]) -> list[int | None]:
+        """The first round by which the column is promised to have come down to each target; None: not within ten times
+        the run."""
+        last = max(float(self.rounds[-1]), 10.0)
+        later = np.unique(np.round(np.geomspace(last, min(10 * last, _MAX_PROMISED), 50)))
+        rounds = np.unique(np.concatenate([self.rounds[self.rounds > 0], later]))
+        bound = self.at(rounds)
+        reached = [rounds[bound <= target] for target in targets]
+        return [int(found[0]) if len(found) else None for found in reached]
 
 
 def forecasts(facts: Facts, algorithm: Mapping[str, Any], rounds: Any) -> list[Forecast]:
@@ -53,13 +63,27 @@ def forecasts(facts: Facts, algorithm: Mapping[str, Any], rounds: Any) -> list[F
     for statement in STATEMENTS.values():
         for predicts in statement.predicts:
             if _speaks_of(predicts, algorithm, facts):
-                bound = _bound(statement, facts, numbers, at)
-                if bound is not None:
-                    value = np.sqrt(bound) if predicts.squared else bound
-                    found.append(
-                        Forecast(statement.source, statement.name, predicts.column, at, value, predicts.squared)
-                    )
+                curve = functools.partial(_bound, statement, facts, numbers, predicts.squared)
+                found += _forecast(statement, predicts.column, predicts.squared, at, curve)
+                if predicts.column == "distance" and predicts.squared and facts.smoothness:
+                    # F - F* <= H/2 |x - x*|^2
+                    gap = functools.partial(_half_squared, facts.smoothness, curve)
+                    found += _forecast(statement, "suboptimality", False, at, gap, " and smoothness")
     return sorted(found, key=lambda forecast: float(forecast.bound[-1]))
+
+
+def _forecast(
+    statement: Statement, column: str, squared: bool, at: np.ndarray, curve: Curve, also: str = ""
+) -> list[Forecast]:
+    """The forecast, or none where the statement says nothing."""
+    bound = curve(at)
+    if not np.isfinite(bound).any():
+        return []
+    return [Forecast(statement.source + also, statement.name, column, at, bound, squared, curve)]
+
+
+def _half_squared(smoothness: float, curve: Curve, rounds: np.ndarray) -> np.ndarray:
+    return np.asarray(smoothness / 2 * curve(rounds) ** 2)
 
 
 def _speaks_of(predicts: Predicts, algorithm: Mapping[str, Any], facts: Facts) -> bool:
@@ -78,19 +102,18 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _bound(statement: Statement, facts: Facts, numbers: Mapping[str, Any], rounds: np.ndarray) -> np.ndarray | None:
-    """The statement's curve over the rounds; None where it does not apply."""
+def _bound(
+    statement: Statement, facts: Facts, numbers: Mapping[str, Any], squared: bool, rounds: np.ndarray
+) -> np.ndarray:
+    """The bound on the column over the rounds; inf where it does not apply, and at the start."""
+    curve = np.full(len(rounds), np.inf)
     known = {name: numbers[name] for name in statement.arguments if name in numbers}
-    if missing_facts(statement.name, facts, {**known, "rounds": 1}):
-        return None
-    try:
-        positive = rounds > 0
-        curve = np.full(len(rounds), np.inf)
-        if positive.any():
+    positive = rounds > 0
+    if positive.any() and not missing_facts(statement.name, facts, {**known, "rounds": 1}):
+        # a step size or a constant may lie outside what the statement requires
+        with contextlib.suppress(SojournError):
             curve[positive] = stated(statement.name, facts, rounds=rounds[positive], **known)
-        return curve if np.isfinite(curve).any() else None
-    except SojournError:
-        return None  # the step size or a constant lies outside what the statement requires
+    return np.sqrt(curve) if squared else curve
 
 
 def landmarks(facts: Facts, algorithm: Mapping[str, Any], x0: np.ndarray) -> dict[str, float]:

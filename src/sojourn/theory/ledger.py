@@ -13,8 +13,8 @@ that checks it. Letters are the thesis's; B and B-bar are distances from the sta
 the metadata of the functions.
 
 Status: **holds** as printed; **corrected**: the printed form fails, the function computes the corrected one;
-**scaling only**: right in its dependence on the constants, with unknown factors; **refuted**: false, and nothing stands
-in its place. Statements marked *derived* are ours, with their proof in the docstring.
+**scaling only**: right in its dependence on the constants, with unknown factors; **refuted**: false; a form that holds,
+if there is one, has a row of its own. Statements marked *derived* are ours, with their proof in the docstring.
 """
 
 

@@ -228,7 +228,7 @@ def rate_theorem_5(
 
 
 @statement(
-    "Theorem 7, rate", kind="scaling law", status="scaling only",
+    "Theorem 7, rate", quadratic=True, kind="scaling law", status="scaling only",
     printed="e^(-mu K R/(2H)) B^2 + sigma^2/(mu^2 M K R) + tau^4 phi_*^2/(mu^4 R^2) + tau^2 H^2 zeta_*^2/(mu^4 R^2) + "
     "tau^4 sigma^2/(mu^6 K R^3) + tau^2 sigma^2/(mu^4 K R^2)  (quadratics)",
     requires=_STRONG, test=_TEST + "test_rates_of_theorems_5_to_8",
@@ -265,7 +265,7 @@ def rate_theorem_6(
 
 
 @statement(
-    "Theorem 8, rate", kind="scaling law", status="scaling only",
+    "Theorem 8, rate", quadratic=True, kind="scaling law", status="scaling only",
     printed="e^(-mu K R/(2H)) mu B^2 + sigma^2/(mu M K R) + tau^4 phi_*^2/(mu^3 R^2) + tau^2 H^2 zeta_*^2/(mu^3 R^2) + "
     "tau^4 sigma^2/(mu^5 K R^3) + tau^2 sigma^2/(mu^3 K R^2)  (quadratics)",
     corrected="e^(-mu K R/(4H)) mu B^2 in the first term",
@@ -403,7 +403,7 @@ def rounds_5_2(
 
 
 @statement(
-    "Equation 5.3", kind="scaling law", status="scaling only",
+    "Equation 5.3", quadratic=True, kind="scaling law", status="scaling only",
     printed="R(eps) ~ tau^2/mu^2 + tau^2 phi_*/(mu^2 sqrt(eps)) + tau H zeta_*/(mu^2 sqrt(eps))  (quadratics)",
     requires=_ROUNDS, test=_TEST + "test_rounds_to_a_target",
 )  # fmt: skip

@@ -82,6 +82,7 @@ def recursion_distance(
 
 @statement(
     "Lemmas 7 and 34, iterated",
+    quadratic=True,
     kind="upper bound",
     status="corrected",
     printed=_ITERATED.format("min{tau^2, H^2}"),
@@ -131,6 +132,7 @@ def recursion_suboptimality(
 
 @statement(
     "Lemmas 7, 27 and 34, iterated",
+    quadratic=True,
     kind="upper bound",
     status="corrected",
     printed="sum_t w_t E(t) / sum_t w_t <= (a^T B^2/eta + sum_t w_t ((6 tau^2/mu) C(t) + eta sigma_2^2/M)) / sum_t w_t",

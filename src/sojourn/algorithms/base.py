@@ -71,6 +71,7 @@ class Algorithm(eqx.Module):
     weighting: ClassVar[str] = "objective"  # "objective": the federation's weights; "size": by number of samples
     who: ClassVar[Who] = Who.COHORT
     reduce: ClassVar[str] = "mean"
+    layerwise: ClassVar[bool] = False  # whether it matters how a model's numbers are divided into arrays
 
     def __check_init__(self) -> None:
         for name, (option, _) in options_of(type(self)).items():

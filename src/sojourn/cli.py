@@ -156,7 +156,7 @@ def check(file: File, set_: Changes = None) -> None:
     _say(f"{file} is valid: {config.problem.name}, {labels}, {config.run.rounds} rounds.")
 
 
-Room = Literal["algorithms", "problems", "partitions", "models", "datasets", "engines", "recipes"]
+Room = Literal["algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "recipes"]
 
 
 @app.command("list")

@@ -121,6 +121,7 @@ def play_exchanges(
 ) -> tuple[Any, Any, Row]:
     server, memory = state.server, state.memory
     round_key = jax.random.fold_in(state.root, state.round)
+    clients = clients.in_round(round_key)
     calls = jnp.zeros(len(KINDS), jnp.int32)
     answers: list[int] = []
     info: Info = {}

@@ -1,7 +1,8 @@
 """Clients with finite data: any loss, any pytree of parameters, clients of any sizes.
 
 All rows lie in one array, client after client, so clients whose sizes differ a hundredfold cost what they hold: batches
-gather rows, exact answers loop over a client's own blocks, the global loss is one pass over all rows.
+gather rows, exact answers loop over a client's own blocks, the global loss is one pass over all rows. Where rows change
+hands every round, a client keeps its places in that array and a round's permutation says which rows lie there.
 """
 
 import dataclasses
@@ -27,6 +28,24 @@ _BLOCK_ROWS = 128  # of an exact answer of a ragged client: the most rows that a
 _EVALUATION_ROWS = 4096  # rows of one block of the global pass, which bounds its memory
 
 
+class Redeal(eqx.Module):
+    """Rows change hands every round, each with rows of its own group; a client keeps the number of each group."""
+
+    groups: jax.Array  # (rows,) int32, from 0
+    places: jax.Array  # (rows,) all places, group after group
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """A round's permutation: the row at each place."""
+        lots = jax.random.bits(key, self.places.shape, jnp.uint32)
+        _, _, rows = jax.lax.sort((self.groups[self.places], lots, self.places), num_keys=2)
+        return jnp.zeros_like(rows).at[self.places].set(rows, unique_indices=True)
+
+    def mean(self, scale: jax.Array) -> jax.Array:
+        """What a row weighs over all deals: the mean of the places of its group."""
+        total, number = (jnp.zeros_like(scale).at[self.groups].add(a) for a in (scale, jnp.ones_like(scale)))
+        return (total / number)[self.groups]
+
+
 class FiniteData(Objective):
     """F_m = mean of `loss` over the rows of client m."""
 
@@ -40,6 +59,11 @@ class FiniteData(Objective):
     gradient: Callable[[Any, Any], Any] | None = eqx.field(static=True)
     measure: Metrics | None = eqx.field(static=True)
     equal_size: int | None = eqx.field(static=True)
+    redeal: Redeal | None = None  # whether rows change hands every round
+    order: jax.Array | None = None  # (rows,) in a round of such a federation: the row that lies at each place
+
+    def in_round(self, key: jax.Array) -> "FiniteData":
+        return self if self.redeal is None else dataclasses.replace(self, order=self.redeal.draw(key))
 
     def open(self, client: jax.Array) -> Any:
         if self.equal_size is not None:
@@ -52,7 +76,7 @@ class FiniteData(Objective):
 
     def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> Any:
         offset, length = view
-        return _take(self.rows, offset + uniform_index(key, (num_batches, batch_size), length))
+        return self._rows_at(offset + uniform_index(key, (num_batches, batch_size), length))
 
     def value(self, x: Any, view: Any, z: Any) -> jax.Array:
         return self.loss(x, z)
@@ -62,6 +86,8 @@ class FiniteData(Objective):
 
     def full_value(self, x: Any, view: Any) -> jax.Array:
         offset, length = view
+        if self.equal_size is not None and self.order is not None:
+            return self.loss(x, self._rows_at(offset + jnp.arange(length, dtype=jnp.int32)))
         if self.equal_size is not None:
             return self.loss(x, jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, offset, length), self.rows))
         blocks = self._blocks(view)
@@ -90,6 +116,9 @@ class FiniteData(Objective):
         names = jax.eval_shape(lambda r: measure(x, r), jax.tree.map(lambda a: a[:1], rows))
         return {name: _blockwise(_named(measure, x, name), rows, None) for name in names}
 
+    def _rows_at(self, places: jax.Array) -> Any:
+        return _take(self.rows, places if self.order is None else _take(self.order, places))
+
     def _row_loss(self, x: Any) -> Callable[[Any], jax.Array]:
         return lambda row: self.loss(x, _one(row))
 
@@ -98,6 +127,7 @@ class FiniteData(Objective):
             scale = self.row_weights / self.num_clients
         else:
             scale = self.row_weights * weights[self._clients_of_rows()]
+        scale = scale if self.redeal is None else self.redeal.mean(scale)
         return _blockwise(self._row_loss(x), self.rows, scale)
 
     def _clients_of_rows(self) -> jax.Array:
@@ -120,7 +150,7 @@ class FiniteData(Objective):
         offset, length = view
         places = block * _BLOCK_ROWS + jnp.arange(_BLOCK_ROWS, dtype=jnp.int32)
         inside = places < length
-        rows = _take(self.rows, offset + jnp.where(inside, places, 0))
+        rows = self._rows_at(offset + jnp.where(inside, places, 0))
         losses = jax.vmap(self._row_loss(x))(rows)
         return jnp.sum(jnp.where(inside, losses, 0)) / length
 
@@ -149,11 +179,14 @@ def _blockwise(row_value: Callable[[Any], jax.Array], rows: Any, scale: jax.Arra
         values = jax.vmap(row_value)(rows)
         return jnp.sum(values) if scale is None else jnp.vdot(scale, values)
 
+    def sum_from(first: jax.Array) -> jax.Array:
+        cut = lambda a: jax.lax.dynamic_slice_in_dim(a, first, _EVALUATION_ROWS)  # noqa: E731
+        return block_sum(jax.tree.map(cut, (rows, scale)))  # cut out one at a time: never a second copy of all rows
+
     main = total - total % _EVALUATION_ROWS
     value = block_sum(jax.tree.map(lambda a: a[main:], (rows, scale)))
     if main:
-        blocks = jax.tree.map(lambda a: a[:main].reshape(-1, _EVALUATION_ROWS, *a.shape[1:]), (rows, scale))
-        value += jnp.sum(jax.lax.map(block_sum, blocks))
+        value += jnp.sum(jax.lax.map(sum_from, jnp.arange(0, main, _EVALUATION_ROWS, dtype=jnp.int32)))
     return value / total if scale is None else value  # dividing last keeps a perfect accuracy at exactly one
 
 
@@ -168,6 +201,7 @@ def federation(
     metrics: Metrics | None = None,
     gradient: Callable[[Any, Any], Any] | None = None,
     facts: Facts | None = None,
+    redeal: bool | Sequence[Any] = False,
     name: str = "federation",
     **rest: Any,
 ) -> Federation:
@@ -177,9 +211,25 @@ def federation(
     float array stays fixed). `batch_size=None` makes every gradient exact. `weights` are the clients' shares of the
     objective, by default equal; `"size"` takes their numbers of rows. `metrics(params, batch)` may return `accuracy`.
     `gradient(arrays, batch)` is the loss's gradient in the float arrays, where you have a faster one than jax.grad.
+    `redeal=True` deals all rows to the clients anew in every round, sizes kept; a list of whole numbers per client, one
+    for each row, lets a row change hands only with rows of the same number.
     """
     trees = [jax.tree.map(np.asarray, client) for client in clients]
     sizes = _check_clients(trees)
+    rows = jax.tree.map(lambda *parts: np.concatenate(parts), *trees)
+    groups = None if redeal is False else _groups(redeal, sizes)
+    return federation_of_rows(
+        loss, params, rows, sizes, batch_size=batch_size, weights=weights, test=test, metrics=metrics,
+        gradient=gradient, facts=facts, groups=groups, name=name, **rest,
+    )  # fmt: skip
+
+
+def federation_of_rows(
+    loss: Loss, params: Any, rows: Any, sizes: np.ndarray, *, batch_size: int | None, weights: Any, test: Any,
+    metrics: Metrics | None, gradient: Callable[[Any, Any], Any] | None, facts: Facts | None,
+    groups: np.ndarray | None, name: str, **rest: Any,
+) -> Federation:  # fmt: skip
+    """The same from finite rows that lie together, client after client, so that large data are not copied again."""
     test_leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(test)]
     if any(len(leaf) == 0 for leaf in test_leaves):
         raise SojournError("the test data hold no rows; give some, or leave test out.")
@@ -190,30 +240,48 @@ def federation(
     if not jax.tree.leaves(arrays):
         raise SojournError("params hold no float array, so there is nothing to train; give arrays of floats.")
     rebuild = _Rebuild(rest_of_model)
-    check_loss(_OnModel(loss, rebuild), arrays, jax.tree.map(lambda a: _default_precision(a[:1]), trees[0]))
-    stacked = jax.tree.map(lambda *parts: jnp.asarray(_default_precision(np.concatenate(parts))), *trees)
+    check_loss(_OnModel(loss, rebuild), arrays, jax.tree.map(lambda a: _default_precision(a[:1]), rows))
+    equal = bool((sizes == sizes[0]).all())
     objective = FiniteData(
-        rows=stacked,
-        offsets=None if _equal(sizes) else jnp.asarray(np.concatenate([[0], np.cumsum(sizes)[:-1]]), jnp.int32),
-        sizes=None if _equal(sizes) else jnp.asarray(sizes, jnp.int32),
-        test_rows=None
-        if test is None
-        else jax.tree.map(lambda a: jnp.asarray(_default_precision(np.asarray(a))), test),
+        rows=jax.tree.map(lambda a: jnp.asarray(_default_precision(a)), rows),
+        offsets=None if equal else jnp.asarray(np.concatenate([[0], np.cumsum(sizes)[:-1]]), jnp.int32),
+        sizes=None if equal else jnp.asarray(sizes, jnp.int32),
+        test_rows=jax.tree.map(lambda a: jnp.asarray(_default_precision(np.asarray(a))), test),
         row_weights=jnp.asarray(np.repeat(1.0 / sizes, sizes), jnp.result_type(float)),
-        row_clients=None if _equal(sizes) else jnp.asarray(np.repeat(np.arange(len(sizes)), sizes), jnp.int32),
+        row_clients=None if equal else jnp.asarray(np.repeat(np.arange(len(sizes)), sizes), jnp.int32),
         loss=_OnModel(loss, rebuild),
         gradient=gradient,
         measure=None if metrics is None else _OnModel(metrics, rebuild),
-        equal_size=int(sizes[0]) if _equal(sizes) else None,
+        equal_size=int(sizes[0]) if equal else None,
+        redeal=None if groups is None else _redeal(groups),
     )
     if isinstance(weights, str):
         if weights != "size":
             raise unknown_name("weights", weights, ("size",))
         weights = sizes
     return build(
-        objective, arrays, len(trees), weights=weights, sizes=None if _equal(sizes) else sizes,
+        objective, arrays, len(sizes), weights=weights, sizes=None if equal else sizes,
         batch_size=batch_size, facts=facts, name=name, rebuild=rebuild, **rest,
     )  # fmt: skip
+
+
+def _groups(redeal: bool | Sequence[Any], sizes: np.ndarray) -> np.ndarray:
+    """The group of every row."""
+    if redeal is True:
+        return np.zeros(int(sizes.sum()), np.int32)
+    parts = [np.asarray(part) for part in redeal] if isinstance(redeal, Sequence) else []
+    if [part.shape for part in parts] != [(size,) for size in sizes]:
+        raise SojournError("redeal must be True, False, or one list of whole numbers per client, one for each row.")
+    groups = np.concatenate(parts)
+    if not np.issubdtype(groups.dtype, np.integer):
+        raise SojournError(f"redeal holds numbers of type {groups.dtype}; a row's group is a whole number.")
+    return groups
+
+
+def _redeal(groups: np.ndarray) -> Redeal:
+    _, numbered = np.unique(groups, return_inverse=True)
+    places = np.argsort(numbered, kind="stable")
+    return Redeal(jnp.asarray(numbered, jnp.int32), jnp.asarray(places, jnp.int32))
 
 
 def check_loss(loss: Loss, arrays: Any, batch: Any) -> None:
@@ -264,10 +332,6 @@ def _identity(leaf: Any) -> Any:
         array = np.asarray(leaf)
         return array.shape, str(array.dtype), array.tobytes()
     return leaf
-
-
-def _equal(sizes: np.ndarray) -> bool:
-    return bool((sizes == sizes[0]).all())
 
 
 def _default_precision(array: np.ndarray) -> np.ndarray:

@@ -19,7 +19,9 @@ import vl_convert
 
 from sojourn.core.errors import unknown_name
 from sojourn.core.files import write_atomically
+from sojourn.history import LABELS
 from sojourn.report import figure, table
+from sojourn.report.labels import label_charts
 from sojourn.report.runs import (
     History,
     Run,
@@ -85,8 +87,9 @@ def render(
     runs = split(histories) if histories or not lead else []
     shown = shown_runs(runs)
     curves, sweeps = (_curves(shown), _sweeps(runs)) if runs else ([], [])
+    labels = [_Figure(f"labels-{i}", title, spec) for i, (title, spec) in enumerate(label_charts(histories))]
     extra = [_section(number, section) for number, section in enumerate(sections)]
-    charts = [*curves, *sweeps, *(entry["figure"] for entry in extra if entry["figure"])]
+    charts = [*curves, *sweeps, *labels, *(entry["figure"] for entry in extra if entry["figure"])]
     html = _template().render(
         title=title,
         summary=_summary(runs) if runs else "",
@@ -98,6 +101,7 @@ def render(
         any_diverged=any(run.diverged for run in shown),
         curves=curves,
         sweeps=sweeps,
+        labels=labels,
         sections=extra,
         differences=_differences(histories),
         origins=_origins(histories),
@@ -218,9 +222,14 @@ def _origins(histories: Sequence[History]) -> list[dict[str, str]]:
             first.append(f"commit {str(manifest['commit'])[:10]}")
         line = [*first, *(f"{name} {version}" for name, version in versions.items())]
         config = toml_text(history.config) if history.config else ""
-        texts = {"line": " · ".join(line), "config": config, "manifest": toml_text(manifest)}
+        texts = {"line": " · ".join(line), "config": config, "manifest": toml_text(_for_reading(manifest))}
         found.append({"label": history.label or "run", **texts})
     return found
+
+
+def _for_reading(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the table of labels, which is drawn."""
+    return {key: value for key, value in manifest.items() if key != LABELS}
 
 
 def _differences(histories: Sequence[History]) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from sojourn.core.errors import SojournError
 from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation
 from sojourn.data.dataset import Dataset, Pixels
+from sojourn.models.layers import has_dropout
 from sojourn.partition import Redealt, label_counts
 from sojourn.problems.finite import federation_of_rows
 from sojourn.problems.logistic_facts import logistic_facts, with_ones
@@ -34,11 +36,19 @@ def classification(
     batch_size: BatchSize = None,
     weights: Weights = "equal",
 ) -> Federation:
-    """Cross-entropy of any Equinox model; the model maps one input to class scores."""
-    scores = jax.eval_shape(model, jax.ShapeDtypeStruct(data.x_train.shape[1:], jnp.result_type(float)))
+    """Cross-entropy of any Equinox model; the model maps one input to class scores.
+
+    A model with dropout (a `sojourn.models.layers.Dropout` or an `eqx.nn.Dropout` in it) also takes `key=…`, and is
+    given one in training only.
+    """
+    sample = jax.ShapeDtypeStruct(data.x_train.shape[1:], jnp.result_type(float))
+    scores = jax.eval_shape(eqx.nn.inference_mode(model), sample)
     if scores.shape != (data.num_classes,):
         raise SojournError(f"the model gives scores of shape {scores.shape}; the data have {data.num_classes} classes.")
-    return _supervised(data, clients, _cross_entropy, model, _accuracy, batch_size, weights, "classification")
+    return _supervised(
+        data, clients, _cross_entropy, model, _accuracy, batch_size, weights, "classification",
+        stochastic=has_dropout(model),
+    )  # fmt: skip
 
 
 def logistic_regression(
@@ -85,7 +95,7 @@ def least_squares(
 
 def _supervised(
     data: Dataset, clients: Sequence[np.ndarray], loss: Any, params: Any, metrics: Any, batch_size: int | None,
-    weights: str, name: str, facts: Facts | None = None, gradient: Any = None,
+    weights: str, name: str, facts: Facts | None = None, gradient: Any = None, stochastic: bool = False,
 ) -> Federation:  # fmt: skip
     sizes = _sizes(clients)
     rows = np.concatenate(list(clients))  # gathered once: large data are held twice at most, and once in the end
@@ -95,7 +105,7 @@ def _supervised(
         gradient = None if gradient is None else _OnBytes(gradient, data.pixels)
     return federation_of_rows(
         loss, params, (data.x_train[rows], data.y_train[rows]), sizes, batch_size=batch_size, metrics=metrics,
-        facts=facts, gradient=gradient, groups=groups, name=name,
+        facts=facts, gradient=gradient, groups=groups, stochastic=stochastic, name=name,
         weights="size" if weights == "size" else None, test=(data.x_test, data.y_test),
         label_counts=_fixed_labels(data, clients),
     )  # fmt: skip
@@ -108,8 +118,8 @@ class _OnBytes:
     function: Any
     pixels: Pixels
 
-    def __call__(self, params: Any, batch: Any) -> Any:
-        return self.function(params, (self.pixels(batch[0], jnp.result_type(float)), batch[1]))
+    def __call__(self, params: Any, batch: Any, *keys: Any) -> Any:
+        return self.function(params, (self.pixels(batch[0], jnp.result_type(float)), batch[1]), *keys)
 
 
 def _fixed_labels(data: Dataset, clients: Sequence[np.ndarray]) -> np.ndarray | None:
@@ -141,14 +151,20 @@ def _zeros(*shape: int) -> jax.Array:
     return jnp.zeros(shape, jnp.result_type(float))
 
 
-def _cross_entropy(model: Any, batch: Any) -> jax.Array:
+def _cross_entropy(model: Any, batch: Any, keys: jax.Array | None = None) -> jax.Array:
     x, y = batch
-    return _mean_cross_entropy(jax.vmap(model)(x), y)
+    if keys is None:
+        return _mean_cross_entropy(_scores(model, x), y)
+    return _mean_cross_entropy(jax.vmap(lambda row, key: model(row, key=key))(x, keys), y)
+
+
+def _scores(model: Any, x: jax.Array) -> jax.Array:
+    return jax.vmap(eqx.nn.inference_mode(model))(x)
 
 
 def _accuracy(model: Any, batch: Any) -> dict[str, jax.Array]:
     x, y = batch
-    return {"accuracy": jnp.mean(jnp.argmax(jax.vmap(model)(x), -1) == y)}
+    return {"accuracy": jnp.mean(jnp.argmax(_scores(model, x), -1) == y)}
 
 
 def _mean_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:

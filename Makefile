@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint check format bench clean
+.PHONY: demo test lint check format bench ledger clean
 
 demo: $(STAMP)  ## train on federated digits, compare four methods, write a report
 	$(BIN)/sojourn run digits --out runs/digits --force
@@ -24,6 +24,10 @@ format: $(STAMP)
 
 bench: $(STAMP)  ## against a fused program, NumPy, PyTorch, FedJAX, pfl, Flower; writes benchmarks/README.md
 	$(BIN)/python benchmarks/run.py
+
+ledger: $(STAMP)  ## docs/theory-ledger.md from the metadata of the statements
+	$(BIN)/python -m sojourn.theory.ledger > docs/theory-ledger.md.new
+	mv docs/theory-ledger.md.new docs/theory-ledger.md
 
 clean:
 	rm -rf .venv runs build *.egg-info

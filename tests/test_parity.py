@@ -46,7 +46,7 @@ def play(
     """The last state and the table of an engine alone, without the driver's own programs, which cost compilations."""
     how: dict[str, Any] = {"participation": participation, "eval_every": 2, "record": ("model_norm",)}
     job = make_job(federation, algorithm, rounds, engine=engine, **how)
-    clients, state, tables = federation.clients, start(algorithm, federation, root_key(0)), []
+    clients, state, tables = job.federation.clients, start(algorithm, federation, root_key(0)), []
     server, memory = jax.eval_shape(algorithm.init_server, federation.x0), one_memory(algorithm, federation.x0)
     for plan in phases(algorithm, job.plan):
         wires = [wire_of(exchange, clients, server, memory) for exchange in plan.exchanges(algorithm)]

@@ -5,14 +5,18 @@ import importlib.metadata
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from sojourn.history import History
+    from sojourn.recipes import Claim
 
 OK, WRONG, DIVERGED, REFUTED, STOPPED = 0, 2, 3, 4, 130
 
@@ -92,7 +96,7 @@ class Scale(enum.StrEnum):
 @app.command("reproduce")
 def reproduce_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Its name; `sojourn list recipes` shows them.")],
-    scale: Annotated[Scale, typer.Option(help="quick: about a minute; full: the size of the paper.")] = Scale.QUICK,
+    scale: Annotated[Scale, typer.Option(help="quick: under a minute; full: the size of the paper.")] = Scale.QUICK,
     out: Annotated[
         Path | None, typer.Option(help="Directory of the result. Default: runs/RECIPE-SCALE.", show_default=False)
     ] = None,
@@ -105,20 +109,20 @@ def reproduce_command(
 
     Examples: `sojourn reproduce thesis-5.1a`, `sojourn reproduce thesis-4.2 --scale full --json`
     """
-    from sojourn.recipes.base import CLAIMS_FILE, reproduce, summary
+    from sojourn.recipes import reproduce
+    from sojourn.recipes.base import CLAIMS_FILE, summary
 
     place = out or Path("runs") / f"{recipe}-{scale.value}"
-    _make_room(recipe, place, resume)
-    done = reproduce(recipe, scale.value, out=place, resume=resume)
+    _make_room(recipe, scale.value, place, resume)
+    try:
+        done = reproduce(recipe, scale.value, out=place, resume=resume)
+    except KeyboardInterrupt:
+        print("sojourn: stopped; go on with --resume", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None
     if json_:
         print((place / CLAIMS_FILE).read_text(encoding="utf-8"), end="")
     else:
-        console = Console()
-        for claim in done.claims:
-            style = {True: "bold green", False: "bold red", None: "bold yellow"}[claim.holds]
-            console.print(f"{claim.verdict:>11}", style=style, end="  ", highlight=False)
-            console.print(f"{claim.id}: {claim.text}", markup=False, highlight=False)
-            console.print(f"{'':13}{claim.evidence}", style="dim", markup=False, highlight=False)
+        Console().print(_claims_table(done.claims))
         _say(f"{summary(done.claims)} {done.seconds:.1f} s")
         _say(f"report: {place / 'report.html'}")
     if not done.holds:
@@ -148,15 +152,18 @@ def report(
 def check(file: File, set_: Changes = None) -> None:
     """Validate a config without running it: its words, its data, and whether its methods fit."""
     from sojourn.config import load_config
-    from sojourn.experiment import check_config
+    from sojourn.experiment import check_config, tuned
 
     config = load_config(_config_file(file), set_ or [])
-    check_config(config)
+    federation = check_config(config)
+    for part in config.algorithms:
+        for line in _rules(part.label, [tuned(part, federation, config)[1]]):
+            _say(line)
     labels = ", ".join(part.label for part in config.algorithms)
     _say(f"{file} is valid: {config.problem.name}, {labels}, {config.run.rounds} rounds.")
 
 
-Room = Literal["algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "recipes"]
+Room = Literal["algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "probes", "recipes"]
 
 
 @app.command("list")
@@ -191,7 +198,7 @@ def _config_file(name: str) -> Path:
     from sojourn.core.errors import SojournError, unknown_name
 
     path = Path(name)
-    if path.suffix != ".toml" and not path.exists():
+    if path.suffix != ".toml" and not path.is_file():
         from sojourn.recipes import RECIPES
 
         if name in RECIPES:
@@ -203,7 +210,22 @@ def _config_file(name: str) -> Path:
     return path
 
 
-def _make_room(recipe: str, place: Path, resume: bool) -> None:
+def _claims_table(claims: "Sequence[Claim]") -> Table:
+    """Verdicts on the left; the claim, its evidence, and how it was judged on the right."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for claim in claims:
+        style = {True: "bold green", False: "bold red", None: "bold yellow"}[claim.holds]
+        seeds = f"{claim.seeds} seeds" if claim.seeds > 1 else ""
+        rule = " · ".join(filter(None, [claim.statistic, claim.threshold, seeds]))
+        table.add_row(Text(claim.verdict, style=style), Text(f"{claim.id}: {claim.text}"))
+        table.add_row("", Text(claim.evidence))
+        table.add_row("", Text(rule, style="dim"))
+    return table
+
+
+def _make_room(recipe: str, scale: str, place: Path, resume: bool) -> None:
     """A new directory, or that of the same recipe, whose earlier result gives way; a mistaken name touches nothing."""
     from sojourn.catalogue import recipe_files
     from sojourn.core.errors import SojournError, unknown_name
@@ -214,7 +236,7 @@ def _make_room(recipe: str, place: Path, resume: bool) -> None:
         raise SojournError(f"{recipe} is a config without claims; use sojourn run {recipe}.")
     if recipe not in RECIPES:
         raise unknown_name("recipe", recipe, RECIPES)
-    claim_for_recipe(place, recipe, resume)
+    claim_for_recipe(place, f"{recipe} {scale}", resume)
 
 
 def _place(path: Path, out: Path | None, resume: bool, force: bool, suffix: str = "") -> Path:
@@ -235,6 +257,9 @@ def _show(histories: "list[History]", place: Path, title: str) -> None:
 
     console = Console()
     console.print(rich_table(histories, console.width))
+    for history in histories:
+        for line in _rules(history.label, [history.manifest, *history.manifest.get("settings", [])]):
+            _say(line)
     page = render(histories, place, title=title)
     _say(f"report: {page}")
     statuses = {history.status for history in histories}
@@ -245,6 +270,18 @@ def _show(histories: "list[History]", place: Path, title: str) -> None:
         names = ", ".join(h.label for h in histories if h.status == "diverged")
         _say(f"diverged: {names}; the histories up to there are kept. A smaller step size may help.")
         raise typer.Exit(DIVERGED)
+
+
+def _rules(label: str, entries: "Sequence[Mapping[str, Any]]") -> list[str]:
+    """The steps that theory chose, and the conditions that do not hold; of a sweep the first few."""
+    lines = []
+    for entry in [e for e in entries if "step_rule" in e][:5]:
+        rule = entry["step_rule"]
+        failing = [text for text, holds in rule["conditions"] if not holds]
+        caution = f"; its conditions do not hold: needs {', '.join(failing)}" if failing else ""
+        where = "".join(f", {key} = {value}" for key, value in entry.get("labels", {}).items())
+        lines.append(f"{label}{where}: {rule['option']} = {rule['value']:.4g} by {rule['rule']}{caution}")
+    return lines
 
 
 def _say(text: str) -> None:

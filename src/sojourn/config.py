@@ -29,7 +29,9 @@ from sojourn.engine import ENGINES
 from sojourn.models import MODELS
 from sojourn.partition import PARTITIONS, Redeal
 from sojourn.problems import PROBLEMS
+from sojourn.theory.step_sizes import TUNED_METHODS
 
+THEORY: Literal["theory"] = "theory"  # as a step size: the one that theory recommends for the federation's facts
 _SMALLEST, _LARGEST = 1e-30, 1e12  # of a problem's real numbers: their fourth powers are still numbers
 
 
@@ -47,7 +49,7 @@ class RunTable(_Table):
         Field(description="clients per round: a number, or a share below 1; all if left out"),
     ] = None
     eval_every: Annotated[int | None, Field(ge=1, description="rounds between evaluations; a hundredth of all")] = None
-    record: Annotated[list[str], Field(description="probes to evaluate besides the metrics")] = []
+    record: Annotated[list[str], Field(description="probes to record besides the metrics")] = []
     precision: Annotated[Literal["float32", "float64"], Field(description="of all arithmetic")] = "float32"
 
 
@@ -165,6 +167,7 @@ def options_table(room: str, name: str) -> list[str]:
         "datasets": lambda: _signature_model(DATASETS[name]),
         "texts": lambda: _signature_model(TEXTS[name]),
         "engines": lambda: _signature_model(ENGINES[name]),
+        "probes": lambda: _Table,  # a name in run.record, without options
     }
     fields = models[room]().model_fields
     return [key if field.is_required() else f"{key} ({field.default})" for key, field in fields.items()]
@@ -230,11 +233,19 @@ def _algorithm(given: dict[str, Any]) -> Part:
     label = given.pop("label", name)
     if not _can_be_a_folder(label):
         raise SojournError(f"algorithm.label = {shown(label)} must be a name that can be a folder's.")
+    if given.get("step_size") == THEORY and tuned_option(name) != "step_size":
+        raise SojournError(f'"{name}" has no step_size; write {tuned_option(name)} = "{THEORY}" instead.')
     for option, value in ALGORITHMS[name].settled.items():
         if option in given:
             raise SojournError(f'algorithm.{option} is settled by "{name}" ({value}); take it out.')
     part = Part(name, _checked("algorithm", _algorithm_model(name), given).model_dump(), label)
-    build_algorithm(part)  # numbers that only make sense together are refused by the method itself
+    if not asks_theory(part):
+        build_algorithm(part)  # numbers that only make sense together are refused by the method itself
+    elif name not in TUNED_METHODS:
+        raise SojournError(
+            f'algorithm.{tuned_option(name)} = "{THEORY}": there is no rule for "{name}"; give a number, or tune it by '
+            f"a sweep. There are rules for {_some(TUNED_METHODS)}."
+        )
     return part
 
 
@@ -242,6 +253,16 @@ def _can_be_a_folder(label: Any) -> bool:
     if not isinstance(label, str) or not label.strip() or not label.isprintable() or len(label.encode()) > 100:
         return False
     return not any(c in label for c in '/\\"') and not label.startswith(".")
+
+
+def tuned_option(method: str) -> str:
+    """The option that may be "theory": the step size, or the smoothness from which accelerated methods take theirs."""
+    return "step_size" if "step_size" in options_of(ALGORITHMS[method].cls) else "smoothness"
+
+
+def asks_theory(part: Part) -> bool:
+    """Whether a method's step is left to theory: it is known once the federation is."""
+    return part.options.get(tuned_option(part.name)) == THEORY
 
 
 def build_algorithm(part: Part) -> Algorithm:
@@ -349,7 +370,9 @@ def _algorithm_model(name: str) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for option_name, (option, default) in options_of(method.cls).items():
         if option_name not in method.settled:
-            fields[option_name] = (_annotation(option), ... if default is REQUIRED else default)
+            kind = _annotation(option)
+            kind = kind | Literal[THEORY] if option_name == tuned_option(name) else kind
+            fields[option_name] = (kind, ... if default is REQUIRED else default)
     return create_model("Options", __base__=_Table, **fields)
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,23 @@ from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.federation import Clients, Federation
 from sojourn.core.keys import root_key
 from sojourn.core.options import options_of
-from sojourn.diagnostics.probes import check_probes
+from sojourn.diagnostics.probes import check_probes, with_probes
 from sojourn.engine import ENGINES, Engine
 from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
 from sojourn.engine.accounting import Wire, all_floats, has_known, message_shapes, one_memory, wire_of
 from sojourn.engine.checkpoint import fingerprint, load_state, save_state
 from sojourn.engine.compiled import final_answer
 from sojourn.engine.participation import cohort_size
-from sojourn.engine.rounds import Course, Plan, RunState, divergence_limit, divisor_at_most, fixed_members, start
+from sojourn.engine.rounds import (
+    Course,
+    Plan,
+    RunState,
+    divergence_limit,
+    divisor_at_most,
+    fixed_members,
+    start,
+    vector_size,
+)
 from sojourn.history import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -46,6 +55,7 @@ from sojourn.history import (
     until_divergence,
 )
 from sojourn.progress import Display
+from sojourn.theory.forecast import landmarks
 
 _CHUNK_SECONDS = 0.5  # how long a chunk should take: often enough to show, save and stop, rarely enough to cost nothing
 _SAVE_SECONDS = 1.0
@@ -91,7 +101,9 @@ def make_job(
         raise SojournError(f"rounds = {rounds} is out of range; give at least 1.")
     if eval_every is not None and eval_every < 1:
         raise SojournError(f"eval_every = {eval_every} is out of range; give at least 1.")
-    check_probes(tuple(record))
+    record = tuple(dict.fromkeys(record))
+    check_probes(record)
+    federation = with_probes(federation, algorithm, record)
     cohort = cohort_size(participation, federation.num_clients)
     if cohort < federation.num_clients and algorithm.needs_everyone():
         raise SojournError(
@@ -99,8 +111,10 @@ def make_job(
         )
     num_settings = 1 if grid is None else grid[0] * grid[1]
     width = divisor_at_most(cohort, machine.width(federation, cohort, num_settings))
-    clients, stacked = stack_clients([world.clients for world in worlds]) if worlds else (federation.clients, ())
-    plan = Plan(cohort, width, tuple(record), grid, stacked)
+    several = [with_probes(world, algorithm, record).clients for world in worlds]
+    clients, stacked = stack_clients(several) if several else (federation.clients, ())
+    plan = Plan(cohort, width, record, grid, stacked)
+    plan = dataclasses.replace(plan, row_size=vector_size(algorithm, federation, plan))
     return Job(federation, clients, algorithm, rounds, machine, plan, eval_every or max(1, rounds // 100))
 
 
@@ -148,14 +162,16 @@ def run(
     resume: bool = False,
     label: str = "",
     config: dict[str, Any] | None = None,
+    notes: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> History:
     """Runs an algorithm on a federation and returns its history.
 
     participation: clients per round, as a number (int) or a share (float); None for all.
     eval_every: rounds between evaluations; by default a hundred over the run.
-    record: more numbers to evaluate, see `sojourn.diagnostics.probes`.
+    record: probes, more numbers to keep, see `sojourn list probes`.
     out: a directory to keep the run in; with `resume`, a run kept there goes on where it was.
+    notes: further entries for the manifest.
     progress: True or False to force the progress line on or off; by default only on a terminal.
     Ctrl-C ends the run after the chunk in flight, with status "stopped".
     """
@@ -165,10 +181,20 @@ def run(
     )  # fmt: skip
     label = label or type(algorithm).__name__
     state = start(algorithm, federation, root_key(seed))
-    about = {"label": label, "seed": int(seed), "algorithm": describe(algorithm)}
+    about = {"label": label, "seed": int(seed), "algorithm": describe(algorithm), **(notes or {})}
+    about["landmarks"] = find_landmarks(federation, algorithm)
     running = Running(job, state, about, config, None if out is None else Path(out), resume)
     with Display(label, rounds, progress) as display, stop_on_signal() as stopped:
         return running.to_the_end(display, stopped)
+
+
+def find_landmarks(federation: Federation, algorithm: Algorithm) -> dict[str, float]:
+    """Where theory says that the run will end, for its report; nothing where clients count unequally."""
+    if not federation.clients.weighs_equally(algorithm.weighting):
+        return {}
+    described = describe(algorithm)
+    start_at = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(federation.x0)])
+    return landmarks(federation.facts, described, start_at.astype(float))
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
@@ -369,6 +395,7 @@ class Running:
             "federation": self.job.federation.name,
             "num_clients": self.job.federation.num_clients,
             "cohort": self.job.plan.cohort,
+            "equal_weights": self.job.federation.clients.weighs_equally(self.job.algorithm.weighting),
             "clients_side_by_side": self.job.plan.width,
             "facts": {} if self.job.plan.stacked else self.job.federation.facts.known(),
             **labels_entry(None if self.job.plan.stacked else self.job.federation.label_counts),

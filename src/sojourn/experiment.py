@@ -17,26 +17,42 @@ import jax
 import numpy as np
 import pandas as pd
 
-from sojourn.config import Config, Part, build_algorithm, parse_value, set_value, shown, to_toml, validate
+from sojourn.algorithms import ALGORITHMS
+from sojourn.config import Config, Part, asks_theory, build_algorithm, parse_value, set_value, shown, to_toml, validate
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.files import write_atomically
 from sojourn.core.keys import root_key
+from sojourn.core.options import options_of
 from sojourn.core.vec import size
 from sojourn.data import DATASETS, Dataset
 from sojourn.driver import make_job, run
 from sojourn.engine import ENGINES
+from sojourn.engine.participation import cohort_size
 from sojourn.history import CONFIG_FILE, LABELS, MANIFEST_FILE, STATE_FILE, TABLE_FILE, History, load_history
 from sojourn.models import MODELS
 from sojourn.partition import PARTITIONS, redealt
 from sojourn.problems import PROBLEMS
 from sojourn.sweeping import Setting, sweep_settings
+from sojourn.theory.step_sizes import step_size_rule
 
 RECIPE_FILE = "recipe.txt"  # names the recipe whose result a directory holds
 # The files of a run, the figures of its report, and what a kill may leave of a file that was being written.
 _OF_A_RUN = re.compile(
     "|".join(
-        map(re.escape, (CONFIG_FILE, MANIFEST_FILE, TABLE_FILE, STATE_FILE, RECIPE_FILE, "claims.json", "report.html"))
+        map(
+            re.escape,
+            (
+                CONFIG_FILE,
+                MANIFEST_FILE,
+                TABLE_FILE,
+                STATE_FILE,
+                RECIPE_FILE,
+                "claims.json",
+                "environment.json",
+                "report.html",
+            ),
+        )
     )
     + r"|figure-.*\.(png|svg|pdf)|\..*\.new"
 )
@@ -90,7 +106,7 @@ def check_config(config: Config) -> Federation:
     with precision(config):
         federation = build_federation(config)
         for part in config.algorithms:
-            make_job(federation, build_algorithm(part), config.run.rounds, **_how(config))
+            make_job(federation, build_algorithm(tuned(part, federation, config)[0]), config.run.rounds, **_how(config))
     return federation
 
 
@@ -105,9 +121,11 @@ def run_config(config: Config, out: Path, *, resume: bool = False, progress: boo
             place = out if len(config.algorithms) == 1 else out / part.label
             tables = {**config.tables, "algorithm": _entry(config, part)}
             _write_config(place, tables, resume)
+            settled, notes = tuned(part, federation, config)
             history = run(
-                federation, build_algorithm(part), config.run.rounds,
+                federation, build_algorithm(settled), config.run.rounds,
                 seed=config.run.seed, out=place, resume=resume, label=part.label, config=tables, progress=progress,
+                notes=notes,
                 **_how(config),
             )  # fmt: skip
             histories.append(history)
@@ -116,6 +134,22 @@ def run_config(config: Config, out: Path, *, resume: bool = False, progress: boo
                 break
     _write_config(out, config.tables)
     return histories
+
+
+def tuned(part: Part, federation: Federation, config: Config) -> tuple[Part, dict[str, Any]]:
+    """The method with the step that theory recommends, where that was asked for, and the rule for the manifest."""
+    if not asks_theory(part):
+        return part, {}
+    cohort = cohort_size(config.run.participation, federation.num_clients)
+    equally = federation.clients.weighs_equally(ALGORITHMS[part.name].cls.weighting)
+    rule = step_size_rule(
+        part.name, federation.facts, {**part.options, **ALGORITHMS[part.name].settled}, config.run.rounds,
+        everyone=cohort == federation.num_clients, equal_weights=equally,
+    )  # fmt: skip
+    defaults = {name: default for name, (_, default) in options_of(ALGORITHMS[part.name].cls).items()}
+    companions = {k: v for k, v in rule.companions.items() if part.options.get(k) == defaults.get(k)}
+    options = {**part.options, **companions, rule.option: rule.value}
+    return dataclasses.replace(part, options=options), {"step_rule": dataclasses.asdict(rule)}
 
 
 def _how(config: Config) -> dict[str, Any]:
@@ -152,7 +186,8 @@ def _write_config(out: Path, tables: Mapping[str, Any], resume: bool = False) ->
 
 
 def claim_for_recipe(out: Path, recipe: str, resume: bool) -> None:
-    """The directory must be new, or hold the same recipe: its earlier result gives way, or goes on with `resume`."""
+    """The directory must be new, or hold the same recipe at the same scale: its earlier result gives way, or goes on
+    with `resume`."""
     mark = out / RECIPE_FILE
     if mark.is_file() and mark.read_text(encoding="utf-8").strip() == recipe:
         if not resume:
@@ -301,7 +336,8 @@ def _setting(label: str, point: dict[str, Any], config: Config, federation: Fede
     part = next(p for p in config.algorithms if p.label == label)
     labels = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in point.items()}
     labels.pop("run.seed", None)
-    return Setting(build_algorithm(part), config.run.seed, labels, federation)
+    settled, notes = tuned(part, federation, config)
+    return Setting(build_algorithm(settled), config.run.seed, labels, federation, notes)
 
 
 def _joined(parts: list[History]) -> History:

@@ -16,6 +16,7 @@ import pandas as pd
 from sojourn.core.errors import SojournError
 from sojourn.core.files import write_atomically
 from sojourn.core.oracle import KINDS
+from sojourn.diagnostics.round_probes import ROUND_PROBES
 from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
 from sojourn.engine.accounting import Wire
 from sojourn.engine.rounds import Rows
@@ -77,9 +78,19 @@ def table_of(rows: Rows, wires: list[Wire], first_round: int, seconds: float) ->
     for number, name in enumerate(_CALL_COLUMNS):
         columns[name] = np.asarray(rows.row.calls)[..., number].astype(np.int64)
     columns["seconds"] = np.full(grid, seconds / max(1, length))
-    columns |= {name: np.asarray(value, float) for name, value in {**rows.metrics, **rows.row.info}.items()}
+    for name, value in {**rows.metrics, **rows.row.info}.items():
+        columns |= _components(name, np.asarray(value, float), len(grid))
     columns["diverged"] = np.asarray(rows.row.diverged)
     return pd.DataFrame({name: np.moveaxis(value, 0, -1).reshape(-1) for name, value in columns.items()})
+
+
+def _components(name: str, value: np.ndarray, axes: int) -> dict[str, np.ndarray]:
+    """A value of every row under its name; a vector of every row as one column per component."""
+    if value.ndim == axes:
+        return {name: value}
+    probe = ROUND_PROBES.get(name)
+    first = 0 if probe is None else probe.first_component or 0
+    return {f"{name}.{first + number}": value[..., number] for number in range(value.shape[-1])}
 
 
 def first_rows(metrics: dict[str, Any], like_settings: tuple[int, ...]) -> pd.DataFrame:

@@ -8,7 +8,7 @@ a choice, a shape) make further grids, one program each. A grid that would not f
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,13 @@ from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import root_key
 from sojourn.core.vec import size
-from sojourn.driver import Running, describe, make_job, run, stack_leaves, stop_on_signal
+from sojourn.driver import Running, describe, find_landmarks, make_job, run, stack_leaves, stop_on_signal
 from sojourn.engine import ENGINES, Engine
 from sojourn.engine.rounds import RunState, start
 from sojourn.history import History
 from sojourn.progress import Display
 
+_MAX_DESCRIBED = 100  # settings whose algorithms a manifest describes one by one
 _BLOCK_BYTES = 2 << 30  # of states that are run side by side
 
 
@@ -39,6 +40,7 @@ class Setting:
     seed: int
     labels: dict[str, Any]
     federation: Federation | None = None  # of its own; None: the sweep's
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the manifest
 
 
 def sweep(
@@ -110,7 +112,7 @@ def sweep_settings(
             parts.append((numbers, history))
             if history.status == "stopped":
                 break
-    merged = _merge(settings, parts, label, config)
+    merged = _merge(federation, settings, parts, label, config)
     if directory is not None:
         merged.save(directory)
     return merged
@@ -235,8 +237,26 @@ def _joined_params(parts: list[Any], order: np.ndarray) -> Any:
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
 
 
+def _described(federation: Federation | None, settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """The settings' algorithms with what theory knows of their ends, once for all seeds; none of a large sweep."""
+    distinct = {repr(sorted(setting.labels.items())): setting for setting in reversed(settings)}
+    if len(distinct) > _MAX_DESCRIBED:
+        return []
+    found = []
+    for setting in reversed(distinct.values()):
+        home, described = setting.federation or federation, describe(setting.algorithm)
+        assert home is not None
+        ends = find_landmarks(home, setting.algorithm)
+        found.append({"labels": setting.labels, "algorithm": described, "landmarks": ends, **setting.notes})
+    return found
+
+
 def _merge(
-    settings: Sequence[Setting], parts: list[tuple[list[int], History]], label: str, config: dict[str, Any] | None
+    federation: Federation | None,
+    settings: Sequence[Setting],
+    parts: list[tuple[list[int], History]],
+    label: str,
+    config: dict[str, Any] | None,
 ) -> History:
     tables = []
     for block, history in parts:
@@ -263,5 +283,6 @@ def _merge(
             name: list(dict.fromkeys(setting.labels[name] for setting in settings)) for name in settings[0].labels
         },
         "algorithm": {"class": type(settings[0].algorithm).__name__},
+        "settings": _described(federation, settings),
     }
     return History(table, manifest, params=params, label=label, config=config)

@@ -91,7 +91,7 @@ class LocalACSA(Algorithm):
             x_md = _middle(state, self.smoothness, self.strong_convexity)
             return _next(state, x_md, oracle.grad(x_md, z), self.smoothness, self.strong_convexity)
 
-        end = oracle.walk(step, down, self.num_local_steps, key)
+        end = oracle.walk(step, down, self.num_local_steps, key, iterate=lambda state: state.x_ag)
         return ModelPair(end.x, end.x_ag), memory, {"drift": norm(end.x_ag - down.x_ag)}
 
     def aggregate(self, server: AcceleratedState, up: ModelPair, context: Context) -> AcceleratedState:

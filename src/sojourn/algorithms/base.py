@@ -72,6 +72,7 @@ class Algorithm(eqx.Module):
     who: ClassVar[Who] = Who.COHORT
     reduce: ClassVar[str] = "mean"
     layerwise: ClassVar[bool] = False  # whether it matters how a model's numbers are divided into arrays
+    plain_descent: ClassVar[bool] = False  # clients take plain gradient steps: its fixed point has a closed form
 
     def __check_init__(self) -> None:
         for name, (option, _) in options_of(type(self)).items():

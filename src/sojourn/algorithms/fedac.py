@@ -70,7 +70,7 @@ class FedAc(Algorithm):
             w = (1 - 1 / alpha) * state.w + w_md / alpha - gamma * gradient
             return ModelPair(w, w_md - self.step_size * gradient)
 
-        end = oracle.walk(step, down, self.num_local_steps, key)
+        end = oracle.walk(step, down, self.num_local_steps, key, iterate=lambda state: state.w_ag)
         return end, memory, {"drift": norm(end.w_ag - down.w_ag)}
 
     def aggregate(self, server: ModelPair, up: ModelPair, context: Context) -> ModelPair:

@@ -23,6 +23,7 @@ class FedAvg(Algorithm):
     num_local_steps: int = count(10, symbol="r")
 
     weighting: ClassVar[str] = "size"
+    plain_descent: ClassVar[bool] = True
 
     def init_server(self, x0: Vec) -> ModelState:
         return ModelState(x0)

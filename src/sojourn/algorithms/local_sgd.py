@@ -13,7 +13,7 @@ that scales its gradients: seed 0's Algorithm 1 prints G_i = n grad l for one of
 where its text and proofs need G_i = grad l (1, the default). Never n together with a step size from elsewhere.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -34,6 +34,8 @@ class ServerState(eqx.Module):
 
 class LocalSGD(Algorithm):
     """Local (S)GD with inner and outer steps."""
+
+    plain_descent: ClassVar[bool] = True
 
     step_size: Any = positive(symbol="eta")
     num_local_steps: int = count(10, symbol="K")

@@ -12,7 +12,7 @@ import numpy as np
 from sojourn.core.errors import SojournError
 from sojourn.core.facts import Facts
 from sojourn.core.keys import purpose_key
-from sojourn.core.oracle import Objective, Oracle
+from sojourn.core.oracle import Objective, Oracle, Tape
 from sojourn.core.vec import Vec, norm
 
 
@@ -25,14 +25,20 @@ class Clients(eqx.Module):
     x_star: Vec | None
     num_clients: int = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
+    probes: dict[str, Any] = eqx.field(default_factory=dict)  # name -> a model probe, prepared from the facts
 
     def in_round(self, round_key: jax.Array) -> "Clients":
         """The clients as one round finds them: the same, unless their data are dealt anew every round."""
         objective = self.objective.in_round(purpose_key(round_key, "deal"))
         return self if objective is self.objective else dataclasses.replace(self, objective=objective)
 
-    def oracle(self, client: jax.Array) -> Oracle:
-        return Oracle(self.objective, client, self.batch_size)
+    def oracle(self, client: jax.Array, tape: Tape | None = None) -> Oracle:
+        return Oracle(self.objective, client, self.batch_size, tape)
+
+    def weighs_equally(self, weighting: str = "objective") -> bool:
+        """Whether every client counts alike, as theory assumes, in the objective and in the method's mean."""
+        counted = (self.weights, self.sizes) if weighting == "size" else (self.weights,)
+        return all(given is None or bool(jnp.ptp(given) == 0) for given in counted)
 
     def metrics(self, x: Vec) -> dict[str, jax.Array]:
         found = self.objective.metrics(x.tree, self.weights)
@@ -77,6 +83,8 @@ def build(
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(x0)):
         raise SojournError("the starting point holds values that are not finite.")
     facts = _with_start(facts or Facts(), x0, num_clients)
+    if batch_size is None:
+        facts = dataclasses.replace(facts, noise=0.0, noise4=0.0)  # exact answers
     x_star = None if facts.x_star is None else _like(x0, facts.x_star)
     clients = Clients(objective, _normalised(weights, num_clients), _sizes(sizes), x_star, num_clients, batch_size)
     return Federation(clients, x0, facts, **rest)

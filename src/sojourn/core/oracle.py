@@ -13,7 +13,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from sojourn.core.vec import Vec, size
+from sojourn.core.errors import SojournError
+from sojourn.core.vec import Vec, size, vecs
 
 KINDS = ("grad", "value", "full_grad", "full_value", "samples", "steps")
 
@@ -101,10 +102,25 @@ class Sample(eqx.Module):
     num_batches: int = eqx.field(static=True)
 
 
-class Oracle:
-    """One client during one visit."""
+class Tape:
+    """Keeps a client's walk for a probe: where it began, and the iterate after every step or after the last alone.
 
-    def __init__(self, objective: Objective, client: jax.Array, batch_size: int | None) -> None:
+    Of several walks in a visit the last is kept; a walk inside a step of another is part of that step.
+    """
+
+    def __init__(self, whole: bool) -> None:
+        self.whole = whole
+        self.start: Vec | None = None  # None: the client did not walk
+        self.points: Vec | None = None  # with a leading axis: of all steps, or of one point
+
+
+class Oracle:
+    """One client during one visit. With a tape, its walk is kept; without, no such code is traced."""
+
+    def __init__(
+        self, objective: Objective, client: jax.Array, batch_size: int | None, tape: Tape | None = None
+    ) -> None:
+        self._tape = tape
         self._objective = objective
         self._view = objective.open(client)
         self._batch_size = batch_size
@@ -145,13 +161,18 @@ class Oracle:
         num_steps: int | jax.Array,
         key: jax.Array,
         max_steps: int | None = None,
+        iterate: Callable[[Any], Vec] | None = None,
     ) -> Any:
         """Applies `state = step(state, z, k)` for k = 0, 1, … with a fresh sample z each time; returns the last state.
 
         Use it for every local loop: it is how calls inside the loop are counted. `num_steps` may be traced (clients
-        that do different amounts of work); say then how many there are at most.
+        that do different amounts of work); say then how many there are at most. `iterate` says which part of the state
+        is the client's model, for probes; by default the first vector in it.
         """
         pages: list[Counter[str]] = []
+        tape, self._tape = self._tape, None
+        read = iterate or _first_vec
+        whole = tape is not None and tape.whole
 
         def counted(state: Any, z: Any, k: jax.Array) -> Any:
             self.ledger.open_page()
@@ -161,14 +182,24 @@ class Oracle:
             finally:
                 pages.append(self.ledger.close_page())  # a body may be traced twice: the last page counts
 
+        def body(state: Any, zk: Any) -> Any:
+            state = counted(state, _one_batch(zk[0]), zk[1])
+            return state, read(state) if whole else None
+
         block = self._block_length(key)
         if isinstance(num_steps, int) and num_steps <= block:
             zs, ks = self._draw_block(key, 0, num_steps), jnp.arange(num_steps, dtype=jnp.int32)
-            body = lambda s, zk: (counted(s, _one_batch(zk[0]), zk[1]), None)  # noqa: E731
-            end, _ = jax.lax.scan(body, start, (zs, ks), unroll=2)  # measured: a tenth faster, no longer to compile
+            end, path = jax.lax.scan(body, start, (zs, ks), unroll=2)  # measured: a tenth faster, no longer to compile
         else:
-            end = self._walk_in_blocks(counted, start, num_steps, key, min(block, max_steps or block))
+            at_most = num_steps if isinstance(num_steps, int) else max_steps
+            first, kept = _with_path(start, counted, read, at_most) if whole else (start, counted)
+            end = self._walk_in_blocks(kept, first, num_steps, key, min(block, max_steps or block))
+            end, path = (end[0], _filled(end[1], num_steps, read(end[0]))) if whole else (end, None)
         self.ledger.add_page(pages[-1], num_steps)
+        if tape is not None:
+            tape.start = read(start)
+            tape.points = path if whole else jax.tree.map(lambda a: a[None], read(end))
+            self._tape = tape
         return end
 
     def _walk_in_blocks(self, step: Any, start: Any, num_steps: Any, key: jax.Array, block: int) -> Any:
@@ -200,3 +231,40 @@ class Oracle:
 
 def _one_batch(content: Any) -> Sample | None:
     return None if content is None else Sample(content, 1)
+
+
+def _first_vec(state: Any) -> Vec:
+    found = vecs(state)
+    if not found:
+        raise SojournError(
+            "a probe wants the clients' iterates, and the state of this method's walk holds no Vec; "
+            "give walk its iterate."
+        )
+    return found[0]
+
+
+def _with_path(start: Any, step: Any, read: Callable[[Any], Vec], length: int | None) -> tuple[Any, Any]:
+    """A walk's start and step, with the iterates after every step beside the state."""
+    if length is None:
+        raise SojournError(
+            "a probe wants the clients' iterates of all steps, and this method's walk does not say how many there are "
+            "at most; give walk its max_steps."
+        )
+    path = jax.tree.map(lambda a: jnp.zeros((length, *a.shape), a.dtype), read(start))
+
+    def step_and_keep(pair: Any, z: Any, k: jax.Array) -> Any:
+        state = step(pair[0], z, k)
+        put = lambda a, b: jax.lax.dynamic_update_index_in_dim(a, b, k, 0)  # noqa: E731
+        return state, jax.tree.map(put, pair[1], read(state))
+
+    return (start, path), step_and_keep
+
+
+def _filled(path: Vec, num_steps: Any, last: Vec) -> Vec:
+    """A path whose client stopped earlier stays where it stopped."""
+
+    def fill(a: jax.Array, b: jax.Array) -> jax.Array:
+        walked = jnp.arange(len(a)) < num_steps
+        return jnp.where(walked.reshape(-1, *[1] * b.ndim), a, b)
+
+    return jax.tree.map(fill, path, last)

@@ -51,3 +51,9 @@ def norm(a: Vec) -> jax.Array:
 def size(tree: Any) -> int:
     """How many numbers a tree of arrays (or of their shapes) holds."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+def vecs(tree: Any) -> list[Vec]:
+    """The vectors in a tree, in its order."""
+    is_vec = lambda node: isinstance(node, Vec)  # noqa: E731
+    return [part for part in jax.tree.leaves(tree, is_leaf=is_vec) if is_vec(part)]

@@ -51,7 +51,8 @@ class Compiled:
     def capacity(self, plan: Plan) -> int:
         """How many rounds one chunk can report on."""
         settings = 1 if plan.grid is None else plan.grid[0] * plan.grid[1]
-        return max(8, min(1024, 2 ** (16 - (settings - 1).bit_length())))
+        size = settings * (1 + plan.row_size // 16)  # a row has some sixteen numbers without vectors
+        return max(8, min(1024, 2 ** max(0, 16 - (size - 1).bit_length())))
 
     def advance(
         self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan

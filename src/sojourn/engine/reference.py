@@ -17,6 +17,7 @@ from sojourn.core.errors import SojournError
 from sojourn.core.federation import Clients, Federation
 from sojourn.core.oracle import KINDS
 from sojourn.core.vec import norm
+from sojourn.diagnostics.round_probes import Seen, measure_round
 from sojourn.engine.participation import members
 from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, context_of, evaluate, lost, shares, visitor
 
@@ -64,17 +65,21 @@ def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, c
     calls = np.zeros(len(KINDS), np.int64)
     answers: list[int] = []
     info: dict[str, Any] = {}
+    seen: list[Seen] = []
     for number, exchange in enumerate(plan.exchanges(algorithm)):
         ids = members(exchange.who, round_key, clients.num_clients, plan.cohort, exchange.purpose)
         weights = shares(algorithm, clients, ids)
         down = exchange.broadcast(server)
-        ups, news = [], []
+        ups, news, trails = [], [], []
         for client in ids:
             mine = jax.tree.map(lambda a: a[client], memory)  # noqa: B023
-            up, mine, told, used = _visit(algorithm, clients, down, client, mine, round_key, number=number, plan=plan)
+            up, mine, told, used, trail = _visit(
+                algorithm, clients, down, client, mine, round_key, number=number, plan=plan
+            )
             memory = jax.tree.map(lambda a, new: a.at[client].set(new), memory, mine)  # noqa: B023
             ups.append(up)
             news.append(told)
+            trails.append(trail)
             calls += np.asarray(used)
         up = jax.tree.map(lambda *a: jnp.stack(a), *ups)
         if exchange.reduce == "mean":
@@ -83,6 +88,9 @@ def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, c
         server = exchange.aggregate(server, up, context)
         answers.append(len(ids))
         info |= jax.tree.map(lambda *a: sum(a) / len(a), *news)
+        trail = jax.tree.map(lambda *a: jnp.stack(a), *trails)
+        seen += [] if trail is None else [Seen(trail, ids, clients.num_clients)]
+    info |= measure_round(plan.record, seen)
     diverged = ~(norm(algorithm.model(server)) <= course.limit)
     row = Row(jnp.asarray(answers, jnp.int32), jnp.asarray(calls, jnp.int32), info, diverged)
     return RunState(server, memory, state.round + 1, state.root), row
@@ -104,7 +112,7 @@ def _visit(
     number: int,
     plan: Plan,
 ) -> Any:
-    return visitor(plan.exchanges(algorithm)[number], clients, down, round_key)(client, memory)
+    return visitor(plan.exchanges(algorithm)[number], clients, down, round_key, plan.record)(client, memory)
 
 
 @functools.partial(jax.jit, static_argnames="plan")

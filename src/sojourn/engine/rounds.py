@@ -4,6 +4,7 @@ Engines differ in how they loop over rounds and clients; what a round *is* stand
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from sojourn.core.federation import Clients, Federation
 from sojourn.core.keys import purpose_key
 from sojourn.core.oracle import KINDS
 from sojourn.core.vec import Vec, norm
-from sojourn.diagnostics.probes import PROBES
+from sojourn.diagnostics.round_probes import Seen, Trail, measure_round, new_tape, trail_of
 from sojourn.engine.participation import members
 
 
@@ -30,6 +31,7 @@ class Plan:
     grid: tuple[int, int] | None = None  # of a sweep: (algorithms, worlds), see `over_grid`
     stacked: tuple[bool, ...] = ()  # of a sweep over federations: which leaves of the clients have an axis of worlds
     opening: bool = False  # the first round of a method that opens differently
+    row_size: int = 0  # how many numbers the vectors in a row hold, where probes record vectors
 
     def exchanges(self, algorithm: Algorithm) -> tuple[Exchange, ...]:
         return algorithm.opening() if self.opening else algorithm.exchanges()
@@ -109,7 +111,7 @@ def _fresh(leaf: jax.Array) -> jax.Array:
 
 def play_round(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, limit: Any) -> tuple[RunState, Row]:
     """One round: every exchange in turn."""
-    server, memory, row = play_exchanges(algorithm, plan.exchanges(algorithm), clients, plan, state)
+    server, memory, row = play_exchanges(algorithm, plan.exchanges(algorithm), clients, plan, state, plan.record)
     reach = norm(algorithm.model(server))
     diverged = ~(reach <= limit)  # also when it is not a number
     row = dataclasses.replace(row, diverged=diverged)
@@ -117,23 +119,28 @@ def play_round(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunSta
 
 
 def play_exchanges(
-    algorithm: Algorithm, exchanges: tuple[Exchange, ...], clients: Clients, plan: Plan, state: RunState
-) -> tuple[Any, Any, Row]:
+    algorithm: Algorithm, exchanges: tuple[Exchange, ...], clients: Clients, plan: Plan, state: RunState,
+    record: tuple[str, ...] = (),
+) -> tuple[Any, Any, Row]:  # fmt: skip
+    """Every exchange in turn; `record` names the probes that read what the clients do."""
     server, memory = state.server, state.memory
     round_key = jax.random.fold_in(state.root, state.round)
     clients = clients.in_round(round_key)
     calls = jnp.zeros(len(KINDS), jnp.int32)
     answers: list[int] = []
     info: Info = {}
+    seen: list[Seen] = []
     for exchange in exchanges:
         ids = members(exchange.who, round_key, clients.num_clients, plan.cohort, exchange.purpose)
         weights = shares(algorithm, clients, ids)
-        visit = visitor(exchange, clients, exchange.broadcast(server), round_key)
-        up, memory, news, used = visit_all(visit, exchange, memory, ids, weights, plan.width)
+        visit = visitor(exchange, clients, exchange.broadcast(server), round_key, record)
+        up, memory, news, used, trail = visit_all(visit, exchange, memory, ids, weights, plan.width)
         context = context_of(algorithm, exchange, clients, ids, weights, state.round)
         server = exchange.aggregate(server, up, context)
         calls, info = calls + used, {**info, **news}
         answers.append(len(ids))
+        seen += [] if trail is None else [Seen(trail, ids, clients.num_clients)]
+    info = info | measure_round(record, seen)
     row = Row(jnp.asarray(answers, jnp.int32), calls, info, jnp.zeros((), bool))
     return server, memory, row
 
@@ -161,44 +168,49 @@ def context_of(
     return Context(round, clients.num_clients, number, share, weights=stacked)
 
 
-Visit = Callable[[jax.Array, Any], tuple[Any, Any, Info, jax.Array]]
+Visit = Callable[[jax.Array, Any], tuple[Any, Any, Info, jax.Array, Trail | None]]
 
 
-def visitor(exchange: Exchange, clients: Clients, down: Any, round_key: jax.Array) -> Visit:
-    """A client's whole work in an exchange: (its id, its memory) -> (Up, memory, info, calls)."""
+def visitor(
+    exchange: Exchange, clients: Clients, down: Any, round_key: jax.Array, record: tuple[str, ...] = ()
+) -> Visit:
+    """A client's whole work in an exchange: (its id, its memory) -> (Up, memory, info, calls, trail if recorded)."""
 
-    def visit(client: jax.Array, memory: Any) -> tuple[Any, Any, Info, jax.Array]:
+    def visit(client: jax.Array, memory: Any) -> tuple[Any, Any, Info, jax.Array, Trail | None]:
         key = purpose_key(jax.random.fold_in(round_key, client), exchange.purpose)
-        oracle = clients.oracle(client)
+        tape = new_tape(record)
+        oracle = clients.oracle(client, tape)
         up, memory, info = exchange.local(down, memory, oracle, key)
         info = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in info.items()}
-        return up, memory, info, oracle.ledger.totals()
+        return up, memory, info, oracle.ledger.totals(), trail_of(tape, up)
 
     return visit
 
 
 def visit_all(
     visit: Visit, exchange: Exchange, memory: Any, ids: jax.Array, weights: jax.Array, width: int
-) -> tuple[Any, Any, Info, jax.Array]:
-    """Visits everyone, `width` at a time, and reduces: (mean or stack of the Ups, memory, mean info, sum of calls)."""
+) -> tuple[Any, Any, Info, jax.Array, Trail | None]:
+    """Visits everyone, `width` at a time, and reduces: (mean or stack of the Ups, memory, mean info, sum of calls,
+    stack of the trails)."""
     number = len(ids)
     width = divisor_at_most(number, width)
     keep_stack = exchange.reduce == "stack"
 
-    def group(memory: Any, ids: jax.Array, weights: jax.Array) -> tuple[Any, Any, Info, jax.Array]:
+    def group(memory: Any, ids: jax.Array, weights: jax.Array) -> tuple[Any, Any, Info, jax.Array, Trail | None]:
         mine = jax.tree.map(lambda a: a.at[ids].get(mode="promise_in_bounds"), memory)
-        ups, mine, info, calls = jax.vmap(visit)(ids, mine)
+        ups, mine, info, calls, trails = jax.vmap(visit)(ids, mine)
         up = ups if keep_stack else jax.tree.map(lambda a: jnp.tensordot(weights.astype(a.dtype), a, axes=1), ups)
         memory = jax.tree.map(lambda a, new: a.at[ids].set(new, unique_indices=True), memory, mine)
-        return up, memory, jax.tree.map(lambda a: jnp.sum(a, 0) / number, info), jnp.sum(calls, 0, dtype=jnp.int32)
+        info = jax.tree.map(lambda a: jnp.sum(a, 0) / number, info)
+        return up, memory, info, jnp.sum(calls, 0, dtype=jnp.int32), trails
 
     if width == number:
         return group(memory, ids, weights)
 
     def fold(carry: Any, group_of: Any) -> Any:
         memory, sums = carry
-        up, memory, info, calls = group(memory, *group_of)
-        kept, summed = (up, (info, calls)) if keep_stack else (None, (up, info, calls))
+        up, memory, info, calls, trails = group(memory, *group_of)
+        kept, summed = ((up, trails), (info, calls)) if keep_stack else ((None, trails), (up, info, calls))
         return (memory, jax.tree.map(jnp.add, sums, summed)), kept
 
     groups = ids.reshape(-1, width), weights.reshape(-1, width)
@@ -206,9 +218,10 @@ def visit_all(
     summed_shapes = (shapes[2], shapes[3]) if keep_stack else (shapes[0], shapes[2], shapes[3])
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), summed_shapes)
     (memory, sums), kept = jax.lax.scan(fold, (memory, zeros), groups)
+    ups, trails = jax.tree.map(lambda a: a.reshape(number, *a.shape[2:]), kept)
     if keep_stack:
-        return jax.tree.map(lambda a: a.reshape(number, *a.shape[2:]), kept), memory, *sums
-    return sums[0], memory, sums[1], sums[2]
+        return ups, memory, *sums, trails
+    return sums[0], memory, sums[1], sums[2], trails
 
 
 def divisor_at_most(number: int, limit: int) -> int:
@@ -219,7 +232,8 @@ def divisor_at_most(number: int, limit: int) -> int:
 def evaluate(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState) -> dict[str, jax.Array]:
     """Metrics of what the method would return if it stopped now."""
     x = answer(algorithm, clients, plan, state)
-    found = clients.metrics(x) | {name: PROBES[name](clients, x) for name in plan.record}
+    found = clients.metrics(x)
+    found = found | {name: probe(algorithm, clients, x, found) for name, probe in clients.probes.items()}
     return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in found.items()}
 
 
@@ -243,3 +257,18 @@ def divergence_limit(x0: Vec) -> jax.Array:
 def fixed_members(exchange: Exchange, num_clients: int, cohort: int) -> bool:
     """Whether the same clients take part every round, so that they may be known to hold things."""
     return exchange.who in (Who.ALL, Who.FIRST) or (exchange.who is Who.COHORT and cohort == num_clients)
+
+
+def vector_size(algorithm: Algorithm, federation: Federation, plan: Plan) -> int:
+    """How many numbers the vectors in a row hold. A round is traced for it, so what a probe cannot read is refused."""
+    if new_tape(plan.record) is None:
+        return 0
+    one = jax.tree.map(lambda leaf: leaf[0], algorithm) if plan.grid else algorithm
+
+    def info(exchanges: tuple[Exchange, ...], root: jax.Array) -> Info:
+        state = start(one, federation, root)
+        return play_exchanges(one, exchanges, federation.clients, plan, state, plan.record)[2].info
+
+    phases = [phase for phase in (one.opening(), one.exchanges()) if phase]
+    found = [jax.eval_shape(functools.partial(info, phase), jax.random.key(0)) for phase in phases]
+    return max(sum(value.size for value in row.values() if value.ndim) for row in found)

@@ -1,8 +1,43 @@
 """The recipes, by name: one figure of a paper, or one question, each. Configs to start from lie beside them."""
 
-from sojourn.recipes import thesis_2_2
-from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, Reproduction, reproduce
+from typing import Any
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (thesis_2_2.RECIPE,)}
+from sojourn.core.errors import unknown_name
+from sojourn.recipes import (
+    crossover,
+    lower_bounds,
+    outer_step,
+    thesis_2_2,
+    thesis_4_1,
+    thesis_4_2,
+    thesis_4_3,
+    thesis_5_1,
+    thesis_d_1,
+)
+from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, Reproduction, carry_out
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        thesis_2_2.RECIPE,
+        thesis_4_1.RECIPE,
+        thesis_4_2.RECIPE,
+        thesis_4_3.RECIPE,
+        thesis_5_1.RECIPE_A,
+        thesis_5_1.RECIPE_B,
+        thesis_d_1.RECIPE,
+        lower_bounds.RECIPE,
+        crossover.RECIPE,
+        outer_step.RECIPE,
+    )
+}
+
+
+def reproduce(name: str, scale: str = "quick", **how: Any) -> Reproduction:
+    """Carries out a recipe by its name and judges its claims. `how`: out, resume and progress, as in `run`."""
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, RECIPES)
+    return carry_out(RECIPES[name], scale, **how)
+
 
 __all__ = ["RECIPES", "Bench", "Claim", "Figure", "Findings", "Recipe", "Reproduction", "reproduce"]

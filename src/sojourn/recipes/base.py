@@ -5,6 +5,7 @@ decided. Neither is bent.
 """
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +17,12 @@ from scipy import stats
 
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.files import write_atomically
-from sojourn.history import History
+from sojourn.history import History, environment
 from sojourn.report import Section, render
 from sojourn.sweeping import Setting, sweep_settings
 
 CLAIMS_FILE = "claims.json"
+ENVIRONMENT_FILE = "environment.json"  # versions, device and commit behind the claims
 Maker = Literal["paper", "correction", "check"]
 
 
@@ -77,7 +79,10 @@ class Bench:
         """`sweep_settings`, kept in a folder of its own when the reproduction is kept."""
         place = None if self.out is None else self.out / name
         kept: dict[str, Any] = {"out": place, "resume": self.resume, "label": name, "progress": self.progress}
-        return sweep_settings(None, settings, rounds, **kept, **how)
+        history = sweep_settings(None, settings, rounds, **kept, **how)
+        if history.status == "stopped":
+            raise KeyboardInterrupt  # half a sweep has no verdict
+        return history
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +124,6 @@ class Reproduction:
 
     def save(self, out: Path) -> Path:
         """`claims.json` and `report.html`; returns the page."""
-        text = json.dumps(self.as_dict(), indent=2)
-        write_atomically(out / CLAIMS_FILE, lambda path: path.write_text(text + "\n", encoding="utf-8"))
         by_id = {claim.id: claim for claim in self.claims}
         sections = [
             Section(figure.title, figure.spec, figure.note, aside=_as_html([by_id[i] for i in figure.claims]))
@@ -131,10 +134,15 @@ class Reproduction:
         if rest:
             sections.append(Section("Further claims", _as_html(rest)))
         lead = f"{self.recipe.source[0].upper()}{self.recipe.source[1:]}, {self.scale} scale. {self.recipe.about}"
-        return render(
+        page = render(
             list(self.findings.histories), out, title=self.recipe.title, sections=sections, lead=lead,
             verdict=summary(self.claims),
         )  # fmt: skip
+        # claims last: where they are, all is there
+        for name, content in ((ENVIRONMENT_FILE, environment()), (CLAIMS_FILE, self.as_dict())):
+            text = json.dumps(content, indent=2) + "\n"
+            write_atomically(out / name, functools.partial(Path.write_text, data=text, encoding="utf-8"))
+        return page
 
 
 def summary(claims: Sequence[Claim]) -> str:
@@ -163,8 +171,8 @@ def _as_html(claims: Sequence[Claim]) -> str:
     return f'<ul class="claims">{"".join(items)}</ul>' if items else ""
 
 
-def reproduce(
-    name: str,
+def carry_out(
+    recipe: Recipe,
     scale: str = "quick",
     *,
     out: Path | str | None = None,
@@ -172,11 +180,6 @@ def reproduce(
     progress: bool | None = None,
 ) -> Reproduction:
     """Carries out a recipe and judges its claims; with `out`, keeps runs, claims and report there."""
-    from sojourn.recipes import RECIPES
-
-    if name not in RECIPES:
-        raise unknown_name("recipe", name, RECIPES)
-    recipe = RECIPES[name]
     if scale not in recipe.scales:
         raise unknown_name("scale", scale, recipe.scales)
     place = None if out is None else Path(out)
@@ -200,8 +203,10 @@ def above(values: np.ndarray, threshold: float, level: float = 0.95) -> tuple[bo
     """Whether the mean of independent repetitions lies above a threshold: its confidence interval decides."""
     values = np.asarray(values, float)
     mean = float(values.mean())
-    if len(values) < 2 or np.ptp(values) == 0:
-        return bool(mean > threshold), f"{mean:.4g}"
+    if len(values) < 2 or not np.isfinite(values).all():
+        return None, f"{mean:.4g} (n = {len(values)}: no interval)"
+    if np.ptp(values) == 0:
+        return bool(mean > threshold), f"{mean:.4g} in all of {len(values)}"
     half = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
     text = f"{mean:.4g} ({level:.0%} interval {mean - half:.4g} to {mean + half:.4g}, n = {len(values)})"
     if mean - half > threshold:

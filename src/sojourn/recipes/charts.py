@@ -7,10 +7,13 @@ import numpy as np
 
 Spec = dict[str, Any]
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+_LEGEND = {"orient": "top", "columns": 4, "symbolOpacity": 1, "labelLimit": 300}
 
 
-def level_sets(center: np.ndarray, hessian: np.ndarray, name: str, levels: Sequence[float]) -> list[Spec]:
-    """Points of the ellipses 1/2 (x - c)^T A (x - c) = level, in order."""
+def level_sets(
+    center: np.ndarray, hessian: np.ndarray, name: str, levels: Sequence[float], *, of: Any = ""
+) -> list[Spec]:
+    """Points of the ellipses 1/2 (x - c)^T A (x - c) = level, in order; `of` tells objectives of one name apart."""
     values, vectors = np.linalg.eigh(hessian)
     angles = np.linspace(0, 2 * np.pi, 97)
     circle = np.stack([np.cos(angles), np.sin(angles)])
@@ -18,7 +21,7 @@ def level_sets(center: np.ndarray, hessian: np.ndarray, name: str, levels: Seque
     for level in levels:
         ring = center[:, None] + vectors @ (circle * np.sqrt(2 * level / values)[:, None])
         rows += [
-            {"x": round(float(x), 5), "y": round(float(y), 5), "of": name, "ring": f"{name} {level}", "at": i}
+            {"x": round(float(x), 5), "y": round(float(y), 5), "of": name, "ring": f"{name} {of} {level}", "at": i}
             for i, (x, y) in enumerate(ring.T)
         ]
     return rows
@@ -36,12 +39,18 @@ def planar(
     names = list(
         dict.fromkeys([r["of"] for ring in rings for r in ring[:1]] + [n for n, _ in points] + [p["of"] for p in paths])
     )
-    color = {"field": "of", "type": "nominal", "title": None, "scale": _colors(names), "legend": {"orient": "top"}}
+    color = {"field": "of", "type": "nominal", "title": None, "scale": _colors(names), "legend": _LEGEND}
     every = np.array(
         [[r["x"], r["y"]] for ring in rings for r in ring] + [[p["x"], p["y"]] for p in paths] + [p for _, p in points]
     )
     (left, right), (low, high) = domain or tuple((float(every[:, i].min()), float(every[:, i].max())) for i in (0, 1))
-    x = {"field": "x", "type": "quantitative", "title": None, "scale": {"domain": [left, right], "nice": False}}
+    x = {
+        "field": "x",
+        "type": "quantitative",
+        "title": None,
+        "scale": {"domain": [left, right], "nice": False},
+        "axis": {"tickCount": 8},
+    }
     y = {"field": "y", "type": "quantitative", "title": None, "scale": {"domain": [low, high], "nice": False}}
     layers: list[Spec] = [
         {
@@ -81,14 +90,20 @@ def lines(
     dashed: Sequence[str] = (),
     points: bool = True,
 ) -> Spec:
-    """One line per `line` of the rows (x, y, line; lo and hi for a band); `dashed` lines are bounds or guides."""
+    """One line per `line` of the rows (x, y, line; lo and hi for a band); `dashed` lines are bounds or guides.
+
+    Rows that have an `of` as well are coloured and named by it, so that a line and its bound share a colour.
+    """
     names = list(dict.fromkeys(row["line"] for row in rows))
+    hue = "of" if any("of" in row for row in rows) else "line"
+    hues = list(dict.fromkeys(row[hue] for row in rows))
     kind = lambda log: {"type": "log", "nice": False} if log else {"zero": False}  # noqa: E731
     dash = {"domain": names, "range": [[5, 4] if name in dashed else [1, 0] for name in names]}
     encoding: Spec = {
         "x": {"field": "x", "type": "quantitative", "title": x, "scale": kind(log_x), "axis": {"grid": False}},
-        "color": {"field": "line", "type": "nominal", "title": None, "scale": _colors(names),
-                  "legend": {"orient": "top", "columns": 3, "symbolType": "stroke", "labelLimit": 300}},
+        "detail": {"field": "line"},
+        "color": {"field": hue, "type": "nominal", "title": None, "scale": _colors(hues),
+                  "legend": {**_LEGEND, "columns": 3, "symbolType": "stroke", "symbolStrokeWidth": 2}},
     }  # fmt: skip
     height: Spec = {"type": "quantitative", "title": y, "scale": kind(log_y), "axis": {"format": "~g"}}
     layers: list[Spec] = []

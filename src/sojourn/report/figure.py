@@ -20,6 +20,7 @@ import vl_convert
 
 from sojourn.core.errors import unknown_name
 from sojourn.core.files import write_atomically
+from sojourn.report.predicted import floors, predictions
 from sojourn.report.runs import FEW_SEEDS, X_COLUMNS, Run, higher_is_better, is_number, metric_title, swept_groups
 
 Spec = dict[str, Any]
@@ -81,9 +82,12 @@ def band_text(runs: Sequence[Run]) -> str:
 def curve_rows(runs: Sequence[Run], metric: str) -> pd.DataFrame:
     """The rows drawn for one metric: the curves of all runs, thinned to MAX_POINTS each or fewer.
 
-    `hit` marks the points that answer to the pointer, `end` the last point of a diverged run.
+    `hit` marks the points that answer to the pointer, `end` the last point of a diverged run; `bound` and `floor` are
+    what theory says of the run there.
     """
     parts = []
+    above = {name: found.tightest for name, found in predictions(runs, metric).items()}
+    below = floors(runs, metric)
     limit = max(MAX_POINTS // 4, min(MAX_POINTS, MAX_ROWS // len(runs)))
     hover = max(2, min(100, MAX_HOVER // len(runs)))
     for run in runs:
@@ -95,6 +99,11 @@ def curve_rows(runs: Sequence[Run], metric: str) -> pd.DataFrame:
         rows["seeds"] = run.num_seeds
         last = np.arange(len(rows)) == len(rows) - 1
         rows["end"] = last & run.diverged
+        if run.name in above:
+            bound = dict(zip(above[run.name].rounds, above[run.name].bound, strict=True))
+            rows["bound"] = [bound.get(at, np.inf) for at in rows["round"]]
+        if run.name in below:
+            rows["floor"] = below[run.name]
         rows["hit"] = last | (np.arange(len(rows)) % math.ceil(len(rows) / hover) == 0)
         parts.append(rows)
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"run": [], "value": [], "lo": [], "hi": []})
@@ -132,7 +141,7 @@ def curve_spec(runs: Sequence[Run], metric: str, drawn: Sequence[Stroke]) -> Spe
             "x": _x_encoding("round"),
             "color": {"field": "run", "type": "nominal", "scale": color, "legend": None},
         },
-        "layer": [*_band(rows, y), _line(y, dash), *_crosses(rows, y), _hover(y, metric)],
+        "layer": [*_band(rows, y), _line(y, dash), *_theory(rows, y), *_crosses(rows, y), _hover(y, metric)],
         "width": "container",
         "height": 260,
         "config": CONFIG,
@@ -273,8 +282,12 @@ def _y_encoding(rows: pd.DataFrame, runs: Sequence[Run], metric: str) -> Spec:
     log = wants_log(framed["value"].to_numpy(), metric)
     scale: Spec = {"type": "log", "nice": False} if log else {"type": "linear", "nice": True, "zero": False}
     low, high = float(framed["lo"].min()), float(framed["hi"].max())
-    top = high * 3 if log else high + 0.25 * (high - low)
-    if rows["hi"].max() > top:
+    bounds = rows["bound"][np.isfinite(rows["bound"])] if "bound" in rows else pd.Series(dtype=float)
+    if len(bounds) and (framed["value"] > 0).all() and bounds.max() > 2 * high:
+        log = True  # a bound may lie far above, and both should be seen
+        scale = {"type": "log", "nice": False}
+    top = high * (1e4 if len(bounds) else 3) if log else high + 0.25 * (high - low)
+    if max(rows["hi"].max(), bounds.max() if len(bounds) else 0) > top:
         scale |= {"domainMax": _cell(top), "nice": False}
     return {"field": "value", "type": "quantitative", "title": None, "axis": y_axis(metric), "scale": scale}
 
@@ -308,6 +321,24 @@ def _line(y: Spec, dash: Spec) -> Spec:
             "opacity": {"condition": {"test": _DIMMED, "value": 0.12}, "value": 1},
         },
     }
+
+
+def _theory(rows: pd.DataFrame, y: Spec) -> list[Spec]:
+    """The bound above a run, dashed, and the fixed point below it, dotted, in the run's colour."""
+    layers: list[Spec] = []
+    for column, dash in (("bound", [7, 5]), ("floor", [2, 4])):
+        if column in rows and rows[column].notna().any():
+            layers.append(
+                {
+                    "transform": [{"filter": f"isValid(datum.{column}) && (!logy || datum.{column} > 0)"}],
+                    "mark": {"type": "line", "strokeWidth": 1.5, "strokeDash": dash, "clip": True},
+                    "encoding": {
+                        "y": {**y, "field": column},
+                        "opacity": {"condition": {"test": _DIMMED, "value": 0.08}, "value": 0.8},
+                    },
+                }
+            )
+    return layers
 
 
 def _crosses(rows: pd.DataFrame, y: Spec) -> list[Spec]:

@@ -22,6 +22,7 @@ from sojourn.core.files import write_atomically
 from sojourn.history import LABELS
 from sojourn.report import figure, table
 from sojourn.report.labels import label_charts
+from sojourn.report.predicted import overlay_note, section_html
 from sojourn.report.runs import (
     History,
     Run,
@@ -34,6 +35,7 @@ from sojourn.report.runs import (
     split,
 )
 from sojourn.report.sweep import sweep_charts
+from sojourn.report.vectors import vector_charts
 
 MAX_DIFFERENCES = 15  # rows of the table of settings that differ
 
@@ -86,10 +88,11 @@ def render(
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / "report.html"
     runs = split(histories) if histories or not lead else []
     shown = shown_runs(runs)
-    curves, sweeps = (_curves(shown), _sweeps(runs)) if runs else ([], [])
+    curves, vectors, sweeps = (_curves(shown), _vectors(shown), _sweeps(runs)) if runs else ([], [], [])
     labels = [_Figure(f"labels-{i}", title, spec) for i, (title, spec) in enumerate(label_charts(histories))]
-    extra = [_section(number, section) for number, section in enumerate(sections)]
-    charts = [*curves, *sweeps, *labels, *(entry["figure"] for entry in extra if entry["figure"])]
+    theory, broken = section_html(shown, metrics_of(shown)) if runs else ("", [])
+    extra = [_section(number, section) for number, section in enumerate([*_theory(theory, broken), *sections])]
+    charts = [*curves, *vectors, *sweeps, *labels, *(entry["figure"] for entry in extra if entry["figure"])]
     html = _template().render(
         title=title,
         summary=_summary(runs) if runs else "",
@@ -100,6 +103,7 @@ def render(
         band_text=figure.band_text(shown),
         any_diverged=any(run.diverged for run in shown),
         curves=curves,
+        vectors=vectors,
         sweeps=sweeps,
         labels=labels,
         sections=extra,
@@ -114,6 +118,14 @@ def render(
     return path
 
 
+def _theory(table_html: str, broken: Sequence[str]) -> list[Section]:
+    """What theory promised of the runs; a promise that was broken is said first."""
+    if not table_html:
+        return []
+    flag = f"Above a bound that should hold: {', '.join(broken)}. " if broken else ""
+    return [Section("Predicted and measured", table_html, flag + overlay_note())]
+
+
 def _curves(shown: Sequence[Run]) -> list[_Figure]:
     drawn = figure.strokes(shown)
     found = []
@@ -124,6 +136,10 @@ def _curves(shown: Sequence[Run]) -> list[_Figure]:
             loggable = positive and not higher_is_better(metric)
             found.append(_Figure(f"curve-{metric}", metric_title(metric), spec, is_curve=True, loggable=loggable))
     return found
+
+
+def _vectors(shown: Sequence[Run]) -> list[_Figure]:
+    return [_Figure(f"vector-{number}", title, spec) for number, (title, spec) in enumerate(vector_charts(shown))]
 
 
 def _sweeps(runs: Sequence[Run]) -> list[_Figure]:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sojourn.core.errors import SojournError
+from sojourn.diagnostics.probes import vector_of
 
 X_COLUMNS = ("round", "floats", "calls", "seconds")  # what a curve can be drawn against; all but `round` accumulate
 METRIC_TITLES = {
@@ -25,6 +26,16 @@ METRIC_TITLES = {
     "loss": "Training loss",
     "grad_norm": "Gradient norm",
     "drift": "Client drift",
+    "consensus": "Consensus error",
+    "consensus4": "Consensus error, fourth moment",
+    "consensus_inside": "Consensus error inside the rounds",
+    "consensus4_inside": "Fourth moment of the consensus error inside the rounds",
+    "client_drift": "Drift of each client",
+    "cosine": "Cosine between client updates",
+    "cosine_min": "Least cosine between client updates",
+    "distance_to_mean_optimum": "Distance to the mean of the clients' optima",
+    "distance_to_fixed_point": "Distance to the fixed point",
+    "model_norm": "Norm of the model",
 }
 # The order in which metrics decide who won: what was not trained on, then what theory speaks of, then the rest.
 PREFERENCE = ("test_accuracy", "test_loss", "suboptimality", "distance", "accuracy", "loss")
@@ -61,6 +72,8 @@ class Run:
     frame: pd.DataFrame  # `round`, `seed`, running totals named as in X_COLUMNS, metrics
     metrics: tuple[str, ...]
     compile_seconds: float
+    manifest: Mapping[str, Any]  # of its history
+    vectors: tuple[str, ...] = ()  # columns that are components of vectors, `client_drift.0`: no curves of their own
 
     @property
     def diverged(self) -> bool:
@@ -191,10 +204,13 @@ def band_quantiles(num_seeds: int) -> tuple[float, float]:
 
 def _split_one(label: str, history: History, labels: Sequence[str]) -> list[Run]:
     raw = history.frame()
-    named = [str(name) for name in raw.columns if "." in str(name) or name in (history.manifest.get("axes") or {})]
+    vectors = tuple(str(name) for name in raw.columns if vector_of(str(name)) is not None)
+    swept = [str(name) for name in raw.columns if "." in str(name) or name in (history.manifest.get("axes") or {})]
+    named = [name for name in swept if name not in vectors]
     axes = [name for name in named if raw[name].nunique(dropna=False) > 1]
-    metrics = tuple(str(name) for name in raw.columns if name not in named and _is_metric(raw, str(name)))
-    frame = _running(raw, axes, metrics)
+    others = {*named, *vectors}
+    metrics = tuple(str(name) for name in raw.columns if name not in others and _is_metric(raw, str(name)))
+    frame = _running(raw, axes, (*metrics, *vectors))
     compile_seconds = float(history.manifest.get("compile_seconds") or 0.0)
     last_round = _last_finite(frame)
     parts = list(frame.groupby(axes, sort=False, dropna=False)) if axes else [((), frame)]
@@ -207,11 +223,13 @@ def _split_one(label: str, history: History, labels: Sequence[str]) -> list[Run]
         text = setting_text(setting)
         name = f"{label} ({text})" if setting and len(labels) > 1 else text or label
         status = _status(history.status, part, lost, swept=bool(axes))
-        runs.append(Run(name, label, setting, status, int(lost), part, metrics, compile_seconds))
+        runs.append(
+            Run(name, label, setting, status, int(lost), part, metrics, compile_seconds, history.manifest, vectors)
+        )
     return runs
 
 
-def _running(raw: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
+def _running(raw: pd.DataFrame, axes: Sequence[str], measured: Sequence[str]) -> pd.DataFrame:
     """The table with running totals in place of counts per round."""
     keys = pd.DataFrame({name: raw[name] for name in ["round", *axes]})
     keys["seed"] = raw.get("seed", 0)
@@ -220,7 +238,7 @@ def _running(raw: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str]) -> 
     sums["calls"] = [str(name) for name in raw.columns if str(name).startswith("calls_")]
     for total, parts in sums.items():
         counts[total] = sum((raw[part].fillna(0) for part in parts if part in raw), pd.Series(0, index=raw.index))
-    frame = pd.concat([keys, counts, raw[list(metrics)]], axis=1)
+    frame = pd.concat([keys, counts, raw[list(measured)]], axis=1)
     if "diverged" in raw:
         frame["diverged"] = raw["diverged"].fillna(False).astype(bool)
     frame = frame.sort_values("round", kind="stable", ignore_index=True)

@@ -63,6 +63,7 @@ class Statement:
     test: str  # file::function
     predicts: tuple[Predicts, ...]
     function: Callable[..., Any]
+    call: Callable[..., Any]  # the same with facts filled in and requirements checked
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -74,29 +75,47 @@ STATEMENTS: dict[str, Statement] = {}
 
 def statement(
     source: str, *, kind: Kind, status: Status = "holds", printed: str, corrected: str = "", why: str = "",
-    requires: tuple[str, ...] = (), test: str, predicts: tuple[Predicts, ...] = (),
+    requires: tuple[str, ...] = (), test: str, predicts: tuple[Predicts, ...] = (), quadratic: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
-    """Registers a function of keyword-only numbers and wraps it: facts fill in, ranges are checked, never NaN."""
+    """Registers a function of keyword-only numbers and wraps it: facts fill in, ranges are checked, never NaN.
+
+    quadratic: only for constant Hessians; facts that say otherwise are refused.
+    """
     conditions = {text: compile(text, source, "eval") for text in requires}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = function.__name__
-        STATEMENTS[name] = Statement(
-            name, source, kind, status, printed, corrected, why, requires, test, predicts, function
-        )
-
         @functools.wraps(function)
-        def stated(facts: Facts | None = None, /, **numbers: Any) -> Any:
-            given = _complete(source, function, facts, numbers)
-            values = {key: _number(source, key, value) for key, value in given.items()}
+        def call(*given: Any, **numbers: Any) -> Any:
+            facts, named = _by_name(source, function, given, numbers)
+            if quadratic and facts is not None and facts.third_order_smoothness not in (0, None):
+                found = facts.third_order_smoothness
+                raise SojournError(
+                    f"{source} is for quadratics, third_order_smoothness == 0; these facts say {found:g}."
+                )
+            complete = _complete(source, function, facts, named)
+            values = {key: _number(source, key, value) for key, value in complete.items()}
+            _check_shapes(source, values)
             for text, code in conditions.items():
                 _require(source, text, code, values)
             with np.errstate(over="ignore", under="ignore"):
                 return _plain(function(**values))
 
-        return stated
+        needs = (*requires, "third_order_smoothness == 0") if quadratic else requires
+        found = Statement(
+            function.__name__, source, kind, status, printed, corrected, why, needs, test, predicts, function, call
+        )
+        STATEMENTS[function.__name__] = found
+        call.statement = found  # type: ignore[attr-defined]
+        call.__doc__ = _documented(found)
+        call.__signature__ = _signature(function)  # type: ignore[attr-defined]
+        return call
 
     return register
+
+
+def stated(name: str, facts: Facts | None = None, /, **numbers: Any) -> Any:
+    """A statement by its name: its facts filled in, its requirements checked."""
+    return STATEMENTS[name].call(facts, **numbers)
 
 
 def missing_facts(name: str, facts: Facts, numbers: Mapping[str, Any]) -> list[str]:
@@ -109,6 +128,55 @@ def missing_facts(name: str, facts: Facts, numbers: Mapping[str, Any]) -> list[s
     ]
 
 
+def _documented(found: Statement) -> str:
+    """What `help` shows: the meaning, the source, the inequality and what it requires."""
+    said = {
+        "holds": "",
+        "corrected": " The print is wrong; the function computes what holds.",
+        "refuted": " It is false.",
+    }
+    status = said.get(found.status, " A scaling law only: its constants are unknown.")
+    lines = [found.function.__doc__ or "", "", f"{found.source}, {found.kind}.{status}", f"    {found.printed}"]
+    if found.corrected:
+        lines += ["What holds instead:", f"    {found.corrected}"]
+    if found.requires:
+        lines.append(f"Requires {', '.join(found.requires)}.")
+    return "\n".join([*lines, "First, if you like, the facts of a federation to fill in numbers that are not given."])
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The function's own, with the facts in front."""
+    own = inspect.signature(function)
+    first = inspect.Parameter("facts", inspect.Parameter.POSITIONAL_ONLY, default=None, annotation=Facts | None)
+    return own.replace(parameters=[first, *own.parameters.values()])
+
+
+def _by_name(
+    source: str, function: Callable[..., Any], given: tuple[Any, ...], numbers: dict[str, Any]
+) -> tuple[Facts | None, dict[str, Any]]:
+    """Facts, or a federation that has them, may come first; what follows is taken in the order of the arguments."""
+    facts: Facts | None = None
+    rest = list(given)
+    if rest and (rest[0] is None or isinstance(rest[0], Facts) or isinstance(getattr(rest[0], "facts", None), Facts)):
+        first = rest.pop(0)
+        facts = first if first is None or isinstance(first, Facts) else first.facts
+    names = list(inspect.signature(function).parameters)
+    twice = [name for name in names[: len(rest)] if name in numbers]
+    if len(rest) > len(names) or twice:
+        raise SojournError(f"{source} takes {', '.join(names)}; give each once, best by name.")
+    return facts, {**dict(zip(names, rest, strict=False)), **numbers}
+
+
+def _check_shapes(source: str, values: Mapping[str, Any]) -> None:
+    """Arrays of numbers must go together; matrices have shapes of their own."""
+    shapes = {key: np.shape(value) for key, value in values.items() if key not in _ARRAYS and np.ndim(value)}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        text = ", ".join(f"{key} {shape}" for key, shape in shapes.items())
+        raise SojournError(f"{source}: these arrays do not go together: {text}; give equal lengths.") from None
+
+
 def _complete(
     source: str, function: Callable[..., Any], facts: Facts | None, numbers: dict[str, Any]
 ) -> dict[str, Any]:
@@ -116,7 +184,7 @@ def _complete(
     for key in numbers:
         if key not in parameters:
             raise SojournError(f"{source} has no {key}; it takes {', '.join(parameters)}.")
-    given = dict(numbers)
+    given = {key: value for key, value in numbers.items() if value is not None or parameters[key].default is None}
     for key, parameter in parameters.items():
         if key not in given and getattr(facts, key, None) is not None:
             given[key] = getattr(facts, key)
@@ -127,23 +195,28 @@ def _complete(
             where = (
                 "which this federation does not know; give it" if facts is not None else "which was not given; give it"
             )
-            raise SojournError(f"{source} needs {key}{letter}, {where} as a number.")
+            kind = "an array" if key in _ARRAYS else "a number"
+            raise SojournError(f"{source} needs {key}{letter}, {where} as {kind}.")
     return given
 
 
 def _number(source: str, key: str, value: Any) -> Any:
-    if value is None or isinstance(value, str | bool):
+    if value is None or isinstance(value, bool) or (isinstance(value, str) and key == "c"):
         return value
-    array = np.asarray(value, float)
+    try:
+        array = np.asarray(value, float)
+    except (TypeError, ValueError):
+        raise SojournError(f"{source}: {key} = {value!r} is not a number; give one.") from None
     low = 1.0 if key in _COUNTS else 0.0
     fits = np.isfinite(array).all()
     if key not in _ARRAYS:
         fits = fits and bool((array >= low).all()) and not (key in _POSITIVE and bool((array == 0).any()))
     if not fits:
         shown = f"{array:g}" if array.ndim == 0 else "an array with other values"
-        wanted = "finite numbers" if key in _ARRAYS else f"at least {low:g}"
+        low_text = "above 0" if key in _POSITIVE else f"of at least {low:g}"
+        wanted = "finite numbers" if key in _ARRAYS else f"a finite number {low_text}"
         raise SojournError(f"{source}: {key} = {shown} is out of range; expected {wanted}.")
-    return array if array.ndim else float(array)
+    return array if array.ndim else np.float64(array)  # whose powers overflow to inf, not to an error
 
 
 def _require(source: str, text: str, code: CodeType, values: Mapping[str, Any]) -> None:

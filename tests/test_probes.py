@@ -537,7 +537,6 @@ def test_a_missing_fact_is_a_sentence_before_anything_runs(name: str, message: s
 def test_probes_that_cannot_be_recorded_are_refused(quadratics: Federation) -> None:
     many = unknown_federation(1001)
     cases: list[tuple[Federation, Algorithm, str, str]] = [
-        (quadratics, make("ac-sa"), "distance_to_fixed_point", "needs a method with step_size"),
         (many, LocalSGD(**STEPS), "client_drift", "at most 1,000 clients"),
         (quadratics, LocalSGD(step_size=ETA, num_local_steps=1001), "consensus_inside", "1,001 columns"),
         (quadratics, NoVector(**STEPS), "consensus", "holds no Vec; give walk its iterate"),
@@ -546,6 +545,8 @@ def test_probes_that_cannot_be_recorded_are_refused(quadratics: Federation) -> N
     for federation, algorithm, name, message in cases:
         with pytest.raises(SojournError, match=message):
             run(federation, algorithm, 1, record=[name], participation=2)
+    accelerated = run(quadratics, make("ac-sa"), 1, record=["distance_to_fixed_point"])
+    assert "distance_to_fixed_point" not in accelerated.frame()  # it has no such fixed point
     # what is next to each of them is taken
     assert run(quadratics, Told(**STEPS), 1, record=["consensus"]).last("consensus") > 0
     assert run(quadratics, Endless(**STEPS), 1, record=["consensus"]).last("consensus") > 0

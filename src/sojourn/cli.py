@@ -203,6 +203,7 @@ def _config_file(name: str) -> Path:
 
         if name in RECIPES:
             raise SojournError(f"{name} is a recipe with claims, not a config; use sojourn reproduce {name}.")
+    if path.suffix != ".toml" and not path.exists():
         recipes = recipe_files()
         if name not in recipes:
             raise unknown_name("file or recipe", name, recipes)

@@ -94,11 +94,17 @@ def statement(
                 )
             complete = _complete(source, function, facts, named)
             values = {key: _number(source, key, value) for key, value in complete.items()}
-            _check_shapes(source, values)
-            for text, code in conditions.items():
-                _require(source, text, code, values)
-            with np.errstate(over="ignore", under="ignore"):
-                return _plain(function(**values))
+            try:
+                for text, code in conditions.items():
+                    _require(source, text, code, values)
+                with np.errstate(over="ignore", under="ignore"):
+                    return _plain(function(**values))
+            except ValueError as error:
+                if "broadcast" not in str(error):
+                    raise
+                raise SojournError(
+                    f"{source}: these arrays do not go together: {_shapes(values)}; give equal lengths."
+                ) from None
 
         needs = (*requires, "third_order_smoothness == 0") if quadratic else requires
         found = Statement(
@@ -167,14 +173,8 @@ def _by_name(
     return facts, {**dict(zip(names, rest, strict=False)), **numbers}
 
 
-def _check_shapes(source: str, values: Mapping[str, Any]) -> None:
-    """Arrays of numbers must go together; matrices have shapes of their own."""
-    shapes = {key: np.shape(value) for key, value in values.items() if key not in _ARRAYS and np.ndim(value)}
-    try:
-        np.broadcast_shapes(*shapes.values())
-    except ValueError:
-        text = ", ".join(f"{key} {shape}" for key, shape in shapes.items())
-        raise SojournError(f"{source}: these arrays do not go together: {text}; give equal lengths.") from None
+def _shapes(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {np.shape(value)}" for key, value in values.items() if np.ndim(value))
 
 
 def _complete(
@@ -213,8 +213,8 @@ def _number(source: str, key: str, value: Any) -> Any:
         fits = fits and bool((array >= low).all()) and not (key in _POSITIVE and bool((array == 0).any()))
     if not fits:
         shown = f"{array:g}" if array.ndim == 0 else "an array with other values"
-        low_text = "above 0" if key in _POSITIVE else f"of at least {low:g}"
-        wanted = "finite numbers" if key in _ARRAYS else f"a finite number {low_text}"
+        low_text = "above 0" if key in _POSITIVE else f"at least {low:g}"
+        wanted = "finite numbers" if key in _ARRAYS else f"{low_text} and finite"
         raise SojournError(f"{source}: {key} = {shown} is out of range; expected {wanted}.")
     return array if array.ndim else np.float64(array)  # whose powers overflow to inf, not to an error
 

@@ -27,7 +27,8 @@ from sojourn.data import mnist as mnist_file
 from sojourn.data.cifar10 import load_batches, parse_batch
 from sojourn.data.fetch import Bar, fetch
 from sojourn.data.mnist import idx_source, load_idx, parse_idx
-from sojourn.data.source import File, Remote, Source, cache_directory
+from sojourn.data.remote import Remote
+from sojourn.data.source import File, Source, cache_directory
 from sojourn.data.tinyshakespeare import load_characters
 from sojourn.data.wikitext2 import load_words
 

@@ -5,7 +5,8 @@ import numpy as np
 from sojourn.core.errors import SojournError
 from sojourn.data.dataset import Dataset, Pixels
 from sojourn.data.mnist import Normalise, NumTest, NumTrain, Seed
-from sojourn.data.source import File, Remote, Source, read_files
+from sojourn.data.remote import Remote
+from sojourn.data.source import File, Source, read_files
 from sojourn.data.subsets import subset
 
 _RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes

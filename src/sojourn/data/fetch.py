@@ -13,7 +13,7 @@ import requests
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from sojourn.data.source import Remote
+from sojourn.data.remote import Remote
 
 _PATIENCE_SECONDS = 2.0  # as for runs
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from sojourn.core.errors import SojournError
 from sojourn.data.dataset import Dataset, Pixels
-from sojourn.data.source import File, Remote, Source, read_files
+from sojourn.data.remote import Remote
+from sojourn.data.source import File, Source, read_files
 from sojourn.data.subsets import subset
 
 NumTrain = Annotated[int | None, Field(ge=1, description="training samples to draw, by class; all if left out")]

@@ -16,6 +16,7 @@ from pathlib import Path
 import platformdirs
 
 from sojourn.core.errors import SojournError
+from sojourn.data.remote import Remote
 
 VARIABLE = "SOJOURN_DATA"
 _PACKED: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress}
@@ -28,15 +29,6 @@ class File:
 
     names: tuple[str, ...]
     sha256: str
-
-
-@dataclass(frozen=True)
-class Remote:
-    """What is fetched: a file under its local name, with the checksum of the bytes that travel, from any mirror."""
-
-    name: str
-    checksum: str  # "sha256:..." or "md5:..."
-    mirrors: tuple[str, ...]  # full addresses
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import numpy as np
 from pydantic import Field
 
 from sojourn.core.errors import SojournError
-from sojourn.data.source import File, Remote, Source, read_files
+from sojourn.data.remote import Remote
+from sojourn.data.source import File, Source, read_files
 from sojourn.data.text import Text, decoded
 
 _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from sojourn.data.source import File, Remote, Source, read_files
+from sojourn.data.remote import Remote
+from sojourn.data.source import File, Source, read_files
 from sojourn.data.text import Text, decoded
 
 _SHA256 = {

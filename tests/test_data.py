@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sojourn.core.errors import SojournError
-from sojourn.data import DATASETS, Dataset, load, load_digits
+from sojourn.data import Dataset, Pixels, load, load_digits
 
 
 def small(**changes):
@@ -73,6 +73,36 @@ def test_unknown_data_set_names_the_nearest():
         load("digit")
 
 
-@pytest.mark.parametrize("name", DATASETS)
-def test_every_registered_data_set_loads_under_its_name(name):
-    assert load(name).name == name
+def images(**changes):
+    fields = dict(
+        x_train=np.arange(48, dtype=np.uint8).reshape(4, 2, 2, 3),
+        x_test=np.full((2, 2, 2, 3), 255, np.uint8),
+        pixels=Pixels((0.5, 0.25, 0.0), (0.5, 0.25, 2.0)),
+    )
+    return small(**(fields | changes))
+
+
+def test_images_stay_bytes_until_they_are_read():
+    data = images()
+    assert data.x_train.dtype == np.uint8
+    numbers = data.read(data.x_test)
+    assert numbers.dtype == np.float32
+    # (255/255 - mean) / std by channel
+    np.testing.assert_allclose(numbers[0, 0, 0], [1.0, 3.0, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(images(pixels=Pixels()).read(data.x_train), data.x_train / 255, atol=1e-7)
+    assert small().read(small().x_train).tolist() == small().x_train.tolist()  # floats are what they are
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(x_train=np.zeros((4, 2, 2, 3))), r"type float64; with pixels, expected bytes"),
+        (dict(x_test=np.zeros(2, np.uint8)), r"shape \(2,\) and type uint8"),
+        (dict(pixels=Pixels((0.0, 0.0), (1.0, 1.0))), "does not fit 3 channels"),
+        (dict(pixels=Pixels((0.0,), (0.0,))), "positive std"),
+        (dict(x_test=np.zeros((2, 3, 3, 3), np.uint8)), "training and test samples have shapes"),
+    ],
+)
+def test_bad_images_are_refused_with_their_reason(changes, message):
+    with pytest.raises(SojournError, match=message):
+        images(**changes)

@@ -4,8 +4,11 @@
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ from conftest import random_quadratics
 from sojourn import History
 from sojourn.algorithms import ALGORITHMS, LocalSGD
 from sojourn.algorithms.base import Algorithm, Who
+from sojourn.algorithms.descent import descend
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import purpose_key, root_key
@@ -270,3 +274,53 @@ def test_synchronous_sgd_is_gradient_descent_on_the_mean_of_the_clients(quadrati
     for _ in range(4):
         x = x - 0.1 * np.mean([world.grad(m, x) for m in range(6)], axis=0)
     close(found, x)
+
+
+# grad_scale: the constant before seed 0's gradients.
+
+
+@pytest.mark.parametrize("output", ["last", *OUTPUTS])
+def test_scaled_gradients_are_a_scaled_step(x64: None, output: str) -> None:
+    federation = uneven_quadratics()
+
+    def end(step_size: float, **scale: float) -> np.ndarray:
+        algorithm = LocalSGD(
+            step_size=step_size, num_local_steps=K, output=output,
+            strong_convexity=MU, smoothness=H, hessian_heterogeneity=TAU, **scale,
+        )  # fmt: skip
+        return np.asarray(run(federation, algorithm, R).params)
+
+    close(end(0.02, grad_scale=5.0), end(0.1))
+    far(end(0.02, grad_scale=5.0), end(0.02))
+
+
+def test_gradients_are_multiplied_as_the_paper_writes_it(quadratics: Federation) -> None:
+    """W_i = W_i - eta (c grad), with c = 5 in place of a client's number of samples."""
+    world = Retyped(quadratics)
+    x = world.x0
+    for _ in range(4):
+        ends = []
+        for m in range(6):
+            y = x
+            for _ in range(3):
+                y = y - 0.02 * (5 * world.grad(m, y))
+            ends.append(y)
+        x = np.mean(ends, axis=0)
+    close(run(quadratics, LocalSGD(step_size=0.02, num_local_steps=3, grad_scale=5.0), 4).params, x)
+
+
+def test_a_scale_of_one_costs_nothing_in_the_local_loop(quadratics: Federation) -> None:
+    """The product with the step is taken once per visit, so a step has as many multiplications as plain descent."""
+    oracle = quadratics.clients.oracle(jnp.zeros((), jnp.int32))
+    key = jax.random.key(0)
+
+    def products(work: Callable[..., Any]) -> int:
+        """Multiplications in the body of the loop."""
+        (loop,) = (e for e in jax.make_jaxpr(work)(quadratics.x0).eqns if e.primitive.name == "scan")
+        return sum(e.primitive.name == "mul" for e in loop.params["jaxpr"].eqns)
+
+    algorithm = LocalSGD(step_size=0.1, num_local_steps=3)
+    mine = products(lambda x: algorithm.local(x, (), oracle, key)[0])
+    plain = products(lambda x: descend(oracle, x, algorithm.step_size, 3, key))
+    every = products(lambda x: descend(oracle, x, algorithm.step_size, 3, key, lambda g, y: algorithm.grad_scale * g))
+    assert 0 < mine == plain < every

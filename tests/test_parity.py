@@ -52,6 +52,8 @@ def play(
         wires = [wire_of(exchange, clients, server, memory) for exchange in plan.exchanges(algorithm)]
         first = int(state.round)
         length = 1 if plan.opening else rounds - first
+        if length == 0:
+            continue  # an opening was all
         state, rows, done = job.engine.advance(algorithm, clients, state, job.course(length), plan)
         rows = jax.tree.map(lambda a, done=done: np.asarray(a)[: int(done)], rows)
         tables.append(table_of(rows, wires, first + 1, 0.0))

@@ -6,7 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sojourn.core.errors import SojournError
-from sojourn.partition import PARTITIONS, classes, dirichlet, iid, label_counts, shards
+from sojourn.partition import (
+    PARTITIONS,
+    Redealt,
+    classes,
+    dirichlet,
+    iid,
+    label_counts,
+    mixed,
+    one_class,
+    q_share,
+    redealt,
+    shards,
+)
 
 every_scheme = pytest.mark.parametrize("scheme", PARTITIONS.values(), ids=PARTITIONS.keys())
 
@@ -21,6 +33,8 @@ def tenfold(num_samples=500, seed=0):
     sizes=st.lists(st.integers(30, 60), min_size=2, max_size=6), num_clients=st.integers(1, 12), seed=st.integers(0, 9)
 )
 def test_every_sample_is_dealt_exactly_once_and_no_client_is_empty(scheme, sizes, num_clients, seed):
+    if scheme is q_share:  # which cuts classes to the size of the smallest
+        sizes = [sizes[0]] * len(sizes)
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     clients = scheme(labels, max(num_clients, len(sizes)), seed=seed)  # enough clients for every class to have a holder
     assert len(clients) == max(num_clients, len(sizes))
@@ -31,7 +45,7 @@ def test_every_sample_is_dealt_exactly_once_and_no_client_is_empty(scheme, sizes
 @every_scheme
 def test_the_seed_decides_everything(scheme):
     labels = tenfold()
-    first, again, other = scheme(labels, 7, seed=3), scheme(labels, 7, seed=3), scheme(labels, 7, seed=4)
+    first, again, other = (scheme(labels, 12, seed=seed) for seed in (3, 3, 4))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
@@ -39,7 +53,7 @@ def test_the_seed_decides_everything(scheme):
 @every_scheme
 def test_one_client_gets_all(scheme):
     labels = np.zeros(20, dtype=int)
-    options = {"classes_per_client": 1} if scheme is classes else {}
+    options = {"classes_per_client": 1} if scheme in (classes, mixed) else {}
     np.testing.assert_array_equal(scheme(labels, 1, **options)[0], np.arange(20))
 
 
@@ -160,3 +174,102 @@ def test_label_counts_count_by_hand():
     labels = np.array([0, 1, 1, 2, 0])
     table = label_counts(labels, [np.array([0, 1, 2]), np.array([3, 4])], 4)
     np.testing.assert_array_equal(table, [[1, 2, 0, 0], [1, 0, 1, 0]])
+
+
+def test_mixed_skews_its_share_of_clients_and_no_other():
+    labels = np.repeat(np.arange(10), 600)
+    counts = label_counts(labels, mixed(labels, 100, skewed_share=0.7, classes_per_client=2), 10)
+    held = (counts > 0).sum(axis=1)
+    np.testing.assert_array_equal(held[:70], 2)
+    assert held[70:].min() >= 9  # 60 random samples of ten classes miss a given one once in 550 clients
+    np.testing.assert_array_equal(counts[70:].sum(axis=1), 60)
+    assert np.abs(counts[:70].sum(axis=1) - 60).max() <= 10  # classes divide what chance left of each
+    for share, expected in ((0.0, 0), (1.0, 100)):
+        counts = label_counts(labels, mixed(labels, 100, skewed_share=share), 10)
+        assert ((counts > 0).sum(axis=1) == 2).sum() == expected
+
+
+def test_impossible_mixtures_are_refused():
+    for bad in (-0.1, 1.1, np.nan):
+        with pytest.raises(SojournError, match=r"skewed_share = .* must lie between 0 and 1"):
+            mixed(tenfold(), 5, skewed_share=bad)
+    with pytest.raises(SojournError, match="classes_per_client = 11 is more than the 10 classes"):
+        mixed(tenfold(), 5, classes_per_client=11)
+
+
+@pytest.mark.parametrize("own_share", [0.0, 0.1, 0.35, 0.6, 0.85, 1.0])
+def test_q_share_gives_an_owner_its_fraction_and_the_others_the_rest_evenly(own_share):
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 180))
+    counts = label_counts(labels, q_share(labels, 10, own_share=own_share), 10)
+    own = round(180 * own_share)
+    np.testing.assert_array_equal(np.diag(counts), own)
+    others = counts[~np.eye(10, dtype=bool)]
+    assert others.min() == (180 - own) // 9 and others.max() == -(-(180 - own) // 9)
+
+
+def test_q_share_cuts_classes_to_the_smallest():
+    labels = np.repeat(np.arange(3), (50, 40, 90))
+    clients = q_share(labels, 3, own_share=0.5)
+    counts = label_counts(labels, clients, 3)
+    np.testing.assert_array_equal(counts.sum(axis=0), 40)
+    assert len(np.unique(np.concatenate(clients))) == 120
+
+
+def test_q_share_with_more_or_fewer_clients_than_classes():
+    labels = np.repeat(np.arange(4), 120)
+    counts = label_counts(labels, q_share(labels, 8, own_share=0.5), 4)
+    np.testing.assert_array_equal(counts[np.arange(8), np.arange(8) % 4], 30)  # two owners halve the half
+    np.testing.assert_array_equal(counts.sum(axis=0), 120)
+    counts = label_counts(labels, q_share(labels, 2, own_share=0.75), 4)
+    np.testing.assert_array_equal(counts, [[90, 30, 60, 60], [30, 90, 60, 60]])
+
+
+def test_impossible_q_shares_are_refused():
+    for bad in (-0.1, 1.1, np.nan):
+        with pytest.raises(SojournError, match=r"own_share = .* must lie between 0 and 1"):
+            q_share(tenfold(), 10, own_share=bad)
+    with pytest.raises(SojournError, match=r"leaves client \d without samples"):
+        q_share(np.repeat([0, 1], (98, 2)), 10)  # four samples are left for ten clients
+
+
+def test_one_class_deals_class_i_mod_c_to_client_i():
+    labels = tenfold(1000)
+    clients = one_class(labels, 23)
+    counts = label_counts(labels, clients, 10)
+    np.testing.assert_array_equal(counts.argmax(axis=1), np.arange(23) % 10)
+    np.testing.assert_array_equal((counts > 0).sum(axis=1), 1)
+    np.testing.assert_array_equal(counts.sum(axis=0), np.bincount(labels))
+    for name in range(10):
+        held = counts[name::10, name]
+        assert held.max() - held.min() <= 1
+
+
+def test_one_class_with_fewer_clients_leaves_the_last_classes_out():
+    labels = tenfold()
+    assert set(labels[np.concatenate(one_class(labels, 4))]) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("scheme", [one_class, q_share])
+def test_a_class_missing_from_the_data_is_refused(scheme):
+    with pytest.raises(SojournError, match="class 1 is missing from the data"):
+        scheme(np.repeat([0, 2], 30), 3)
+    with pytest.raises(SojournError, match="classes are numbered from 0"):
+        scheme(np.repeat([-1, 0], 30), 2)
+
+
+def test_one_class_refuses_more_holders_than_samples():
+    with pytest.raises(SojournError, match="class 1 has 2 samples for the 5 clients"):
+        one_class(np.repeat([0, 1], (98, 2)), 10)
+
+
+def test_redealt_clients_are_those_of_the_partition():
+    labels = tenfold()
+    clients = iid(labels, 5)
+    assert redealt(clients, labels, "never") is clients
+    by_class, all_round = redealt(clients, labels, "class"), redealt(clients, labels, "all")
+    assert isinstance(by_class, Redealt) and len(by_class) == 5
+    assert all(np.array_equal(a, b) for a, b in zip(by_class, clients, strict=True))
+    np.testing.assert_array_equal(by_class.groups, labels)
+    assert by_class.keeps_labels and not all_round.keeps_labels and set(all_round.groups) == {0}
+    with pytest.raises(SojournError, match='did you mean "class"'):
+        redealt(clients, labels, "classes")

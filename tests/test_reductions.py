@@ -11,6 +11,7 @@ from conftest import random_quadratics
 from sojourn.algorithms import (
     ACSA,
     ALGORITHMS,
+    FedAMS,
     FedAvg,
     FedOpt,
     FedProx,
@@ -63,6 +64,20 @@ def test_fedopt_with_plain_sgd_of_step_one_is_local_sgd(quadratics: Federation, 
 
     close(at_server(0.0), local, SAME)
     far(at_server(0.5), local)
+
+
+def test_fed_ams_without_momentum_and_with_a_denominator_that_nothing_reaches_is_local_sgd(
+    quadratics: Federation, local: np.ndarray
+) -> None:
+    def adaptive(momentum: float, floor: float) -> np.ndarray:
+        algorithm = FedAMS(
+            step_size=0.1 * floor**0.5, num_local_steps=3, momentum=momentum, initial_second_moment=floor, epsilon=1e-30
+        )
+        return last_model(quadratics, algorithm, participation=3)
+
+    close(adaptive(0.0, 1e4), local, SAME)
+    far(adaptive(0.5, 1e4), local)
+    far(adaptive(0.0, 1e-4), local)
 
 
 def test_local_sgd_with_one_step_is_minibatch_sgd_with_one_gradient_per_client(noisy_quadratics: Federation) -> None:
@@ -136,6 +151,8 @@ VECTORS = {
     "fedadam": [(1, 1)],
     "fedyogi": [(1, 1)],
     "fedadagrad": [(1, 1)],
+    "fed-ams": [(2, 2)],
+    "fed-lamb": [(2, 2)],
 }
 
 

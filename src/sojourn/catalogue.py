@@ -7,7 +7,7 @@ from typing import Any
 
 from sojourn.algorithms import ALGORITHMS
 from sojourn.config import options_table
-from sojourn.data import DATASETS
+from sojourn.data import DATASETS, TEXTS
 from sojourn.diagnostics.probes import PROBES
 from sojourn.engine import ENGINES
 from sojourn.models import MODELS
@@ -15,7 +15,7 @@ from sojourn.partition import PARTITIONS
 from sojourn.problems import PROBLEMS
 from sojourn.recipes import RECIPES
 
-ROOMS = ("algorithms", "problems", "partitions", "models", "datasets", "engines", "probes", "recipes")
+ROOMS = ("algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "probes", "recipes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ def entries(room: str) -> list[Entry]:
         return configs + claims
     registries: dict[str, dict[str, Any]] = {
         "algorithms": ALGORITHMS, "problems": PROBLEMS, "partitions": PARTITIONS, "models": MODELS,
-        "datasets": DATASETS, "engines": ENGINES, "probes": PROBES,
+        "datasets": DATASETS, "texts": TEXTS, "engines": ENGINES, "probes": PROBES,
     }  # fmt: skip
     registry = registries[room]
     return [Entry(name, _summary(entry), options_table(room, name)) for name, entry in registry.items()]

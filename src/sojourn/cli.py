@@ -163,7 +163,7 @@ def check(file: File, set_: Changes = None) -> None:
     _say(f"{file} is valid: {config.problem.name}, {labels}, {config.run.rounds} rounds.")
 
 
-Room = Literal["algorithms", "problems", "partitions", "models", "datasets", "engines", "probes", "recipes"]
+Room = Literal["algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "probes", "recipes"]
 
 
 @app.command("list")

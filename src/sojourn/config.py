@@ -23,11 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from sojourn.algorithms import ALGORITHMS, Algorithm
 from sojourn.core.errors import SojournError, unknown_key, unknown_name
 from sojourn.core.options import REQUIRED, Option, options_of
-from sojourn.data import DATASETS
+from sojourn.data import DATASETS, TEXTS
 from sojourn.diagnostics.probes import PROBES
 from sojourn.engine import ENGINES
 from sojourn.models import MODELS
-from sojourn.partition import PARTITIONS
+from sojourn.partition import PARTITIONS, Redeal
 from sojourn.problems import PROBLEMS
 from sojourn.theory.step_sizes import TUNED_METHODS
 
@@ -165,6 +165,7 @@ def options_table(room: str, name: str) -> list[str]:
         "partitions": lambda: _partition_model(PARTITIONS[name]),
         "models": lambda: _model_model(MODELS[name]),
         "datasets": lambda: _signature_model(DATASETS[name]),
+        "texts": lambda: _signature_model(TEXTS[name]),
         "engines": lambda: _signature_model(ENGINES[name]),
         "probes": lambda: _Table,  # a name in run.record, without options
     }
@@ -350,7 +351,11 @@ def _signature_model(function: Callable[..., Any]) -> type[BaseModel]:
 def _partition_model(function: Callable[..., Any]) -> type[BaseModel]:
     number = Annotated[int, Field(ge=1, le=1_000_000, description="clients that the data are dealt to")]
     seed = Annotated[int, Field(ge=0, lt=2**32, description="of the dealing")]
-    return create_model("Options", __base__=_signature_model(function), num_clients=(number, 10), seed=(seed, 0))
+    redeal = Annotated[Redeal, Field(description="whether samples change hands in every round, and among which")]
+    return create_model(
+        "Options", __base__=_signature_model(function), num_clients=(number, 10), seed=(seed, 0),
+        redeal=(redeal, "never"),
+    )  # fmt: skip
 
 
 @functools.cache

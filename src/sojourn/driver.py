@@ -50,6 +50,7 @@ from sojourn.history import (
     History,
     environment,
     first_rows,
+    labels_entry,
     table_of,
     until_divergence,
 )
@@ -397,6 +398,7 @@ class Running:
             "equal_weights": self.job.federation.clients.weighs_equally(self.job.algorithm.weighting),
             "clients_side_by_side": self.job.plan.width,
             "facts": {} if self.job.plan.stacked else self.job.federation.facts.known(),
+            **labels_entry(None if self.job.plan.stacked else self.job.federation.label_counts),
         }
         return History(table, manifest, label=self.about["label"], config=self.config)
 

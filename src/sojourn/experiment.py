@@ -14,6 +14,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 import pandas as pd
 
 from sojourn.algorithms import ALGORITHMS
@@ -28,9 +29,9 @@ from sojourn.data import DATASETS, Dataset
 from sojourn.driver import make_job, run
 from sojourn.engine import ENGINES
 from sojourn.engine.participation import cohort_size
-from sojourn.history import CONFIG_FILE, MANIFEST_FILE, STATE_FILE, TABLE_FILE, History, load_history
+from sojourn.history import CONFIG_FILE, LABELS, MANIFEST_FILE, STATE_FILE, TABLE_FILE, History, load_history
 from sojourn.models import MODELS
-from sojourn.partition import PARTITIONS
+from sojourn.partition import PARTITIONS, redealt
 from sojourn.problems import PROBLEMS
 from sojourn.sweeping import Setting, sweep_settings
 from sojourn.theory.step_sizes import step_size_rule
@@ -68,12 +69,18 @@ def build_federation(config: Config) -> Federation:
             data = DATASETS[config.data.name](**config.data.options)
             if len(data.y_test) == 0:
                 raise SojournError(f'data "{data.name}" is left without test samples; raise data.test_share.')
-            parts += [data, PARTITIONS[config.partition.name](data.y_train, **config.partition.options)]
+            parts += [data, _deal(config.partition, data)]
             if config.model is not None:
                 parts.append(_model(config.model, data))
         return PROBLEMS[config.problem.name].build(*parts, **config.problem.options)
     except MemoryError:
         raise SojournError(f'problem "{config.problem.name}" does not fit into memory; make it smaller.') from None
+
+
+def _deal(part: Part, data: Dataset) -> Sequence[np.ndarray]:
+    options = dict(part.options)
+    redeal = options.pop("redeal")
+    return redealt(PARTITIONS[part.name](data.y_train, **options), data.y_train, redeal)
 
 
 def _model(part: Part, data: Dataset) -> Any:
@@ -341,6 +348,8 @@ def _joined(parts: list[History]) -> History:
         first += part.manifest["num_settings"]
     statuses = [part.status for part in parts]
     manifest = dict(parts[0].manifest)
+    if any(part.manifest.get(LABELS) != manifest.get(LABELS) for part in parts):
+        manifest.pop(LABELS, None)
     manifest |= {
         "status": "stopped" if "stopped" in statuses else "ok" if "ok" in statuses else "diverged",
         "num_settings": first,

@@ -23,6 +23,9 @@ from sojourn.engine.rounds import Rows
 
 STATE_FILE, TABLE_FILE, MANIFEST_FILE, CONFIG_FILE = "state.npz", "history.parquet", "manifest.json", "config.toml"
 
+LABELS = "labels_per_client"  # in the manifest
+_MAX_LABEL_CELLS = 20_000  # of the table of labels per client that a manifest carries
+
 _CALL_COLUMNS = tuple(
     kind if kind == "samples" else "local_steps" if kind == "steps" else f"calls_{kind}" for kind in KINDS
 )
@@ -109,6 +112,13 @@ def until_divergence(table: pd.DataFrame) -> pd.DataFrame:
         table = table.sort_values(["setting", "round"], kind="stable", ignore_index=True)
         gone = table.groupby("setting")["diverged"].cumsum() - table["diverged"]
     return table[gone == 0].reset_index(drop=True)
+
+
+def labels_entry(counts: np.ndarray | None) -> dict[str, list[str]]:
+    """A federation's labels per client as an entry of the manifest: a client is one line of counts, class by class."""
+    if counts is None or counts.size > _MAX_LABEL_CELLS:
+        return {}
+    return {LABELS: [" ".join(map(str, row)) for row in counts.tolist()]}
 
 
 @functools.cache

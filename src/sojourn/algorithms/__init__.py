@@ -6,6 +6,8 @@ from typing import Any
 
 from sojourn.algorithms.ac_sa import ACSA, LocalACSA
 from sojourn.algorithms.base import Algorithm
+from sojourn.algorithms.fed_ams import FedAMS
+from sojourn.algorithms.fed_lamb import FedLAMB
 from sojourn.algorithms.fedac import FedAc
 from sojourn.algorithms.fedavg import FedAvg
 from sojourn.algorithms.fedopt import FedOpt
@@ -52,9 +54,11 @@ ALGORITHMS: dict[str, Method] = {
     "fedadam": Method(FedOpt, {"optimizer": "adam"}, "FedOpt with Adam at the server."),
     "fedyogi": Method(FedOpt, {"optimizer": "yogi"}, "FedOpt with Yogi at the server."),
     "fedadagrad": Method(FedOpt, {"optimizer": "adagrad"}, "FedOpt with Adagrad at the server."),
+    "fed-ams": Method(FedAMS),
+    "fed-lamb": Method(FedLAMB),
 }
 
 __all__ = [
-    "ACSA", "ALGORITHMS", "Algorithm", "FedAc", "FedAvg", "FedOpt", "FedProx", "LocalACSA", "LocalSGD", "Method",
-    "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SingleMachineSGD",
+    "ACSA", "ALGORITHMS", "Algorithm", "FedAMS", "FedAc", "FedAvg", "FedLAMB", "FedOpt", "FedProx", "LocalACSA",
+    "LocalSGD", "Method", "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SingleMachineSGD",
 ]  # fmt: skip

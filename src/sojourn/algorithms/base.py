@@ -71,6 +71,7 @@ class Algorithm(eqx.Module):
     weighting: ClassVar[str] = "objective"  # "objective": the federation's weights; "size": by number of samples
     who: ClassVar[Who] = Who.COHORT
     reduce: ClassVar[str] = "mean"
+    layerwise: ClassVar[bool] = False  # whether it matters how a model's numbers are divided into arrays
     plain_descent: ClassVar[bool] = False  # clients take plain gradient steps: its fixed point has a closed form
 
     def __check_init__(self) -> None:

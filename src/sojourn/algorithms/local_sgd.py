@@ -7,6 +7,10 @@ Paper to code: eta -> step_size, beta -> outer_step_size, K -> num_local_steps, 
 over clients of their iterates before step t) with weights w_t proportional to rho^(R-1-floor(t/K)) a^(K-1-(t mod K)):
 uniform: a = rho = 1; exp: a = 1 - eta mu/2, rho = a^K (Lemma 32); coupled: a = 1 - eta mu, rho = rho_4 (Lemma 41).
 Clients keep the sum of their own iterates and send it once, in the closing exchange.
+
+`grad_scale` multiplies every gradient, which is the same as multiplying eta. It is for step sizes copied from a paper
+that scales its gradients: seed 0's Algorithm 1 prints G_i = n grad l for one of a client's n samples (grad_scale = n),
+where its text and proofs need G_i = grad l (1, the default). Never n together with a step size from elsewhere.
 """
 
 from typing import Any, ClassVar
@@ -36,6 +40,7 @@ class LocalSGD(Algorithm):
     step_size: Any = positive(symbol="eta")
     num_local_steps: int = count(10, symbol="K")
     outer_step_size: Any = positive(1.0, symbol="beta")
+    grad_scale: Any = positive(1.0, symbol="c")
     output: str = choice("last", ("last", "uniform", "exp", "coupled"))
     strong_convexity: Any = real(0.0, symbol="mu", low=0.0)  # this and the next two only weigh the output
     smoothness: Any = real(0.0, symbol="H", low=0.0)
@@ -57,13 +62,13 @@ class LocalSGD(Algorithm):
 
     def local(self, down: Vec, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Vec, Any, Info]:
         if self.output == "last":
-            y = descend(oracle, down, self.step_size, self.num_local_steps, key)
+            y = descend(oracle, down, self._step(), self.num_local_steps, key)
         else:
             step_decay, round_decay = self._decays()
             # The walk decays the sum K times by a; what a round should take away is rho in all.
             older = memory.decayed(round_decay)
             y, newer = descend_and_sum(
-                oracle, down, self.step_size, self.num_local_steps, key, IterateSum.empty(down), step_decay
+                oracle, down, self._step(), self.num_local_steps, key, IterateSum.empty(down), step_decay
             )
             memory = IterateSum(older.total + newer.total, older.weight + newer.weight)
         return y - down, memory, {"drift": norm(y - down)}
@@ -82,8 +87,11 @@ class LocalSGD(Algorithm):
     def _take_sum(self, server: ServerState, up: IterateSum, context: Context) -> ServerState:
         return ServerState(server.x, up.mean(otherwise=server.x))
 
+    def _step(self) -> Any:
+        return self.grad_scale * self.step_size  # one product of numbers per visit, instead of one per gradient
+
     def _decays(self) -> tuple[Any, Any]:
-        eta, mu, steps = self.step_size, self.strong_convexity, self.num_local_steps
+        eta, mu, steps = self._step(), self.strong_convexity, self.num_local_steps
         if self.output == "uniform":
             return 1.0, 1.0
         if self.output == "exp":

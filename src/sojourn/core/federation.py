@@ -11,6 +11,7 @@ import numpy as np
 
 from sojourn.core.errors import SojournError
 from sojourn.core.facts import Facts
+from sojourn.core.keys import purpose_key
 from sojourn.core.oracle import Objective, Oracle, Tape
 from sojourn.core.vec import Vec, norm
 
@@ -25,6 +26,11 @@ class Clients(eqx.Module):
     num_clients: int = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
     probes: dict[str, Any] = eqx.field(default_factory=dict)  # name -> a model probe, prepared from the facts
+
+    def in_round(self, round_key: jax.Array) -> "Clients":
+        """The clients as one round finds them: the same, unless their data are dealt anew every round."""
+        objective = self.objective.in_round(purpose_key(round_key, "deal"))
+        return self if objective is self.objective else dataclasses.replace(self, objective=objective)
 
     def oracle(self, client: jax.Array, tape: Tape | None = None) -> Oracle:
         return Oracle(self.objective, client, self.batch_size, tape)

@@ -45,6 +45,10 @@ class Objective(eqx.Module):
     def metrics(self, x: Any, weights: jax.Array | None) -> dict[str, jax.Array]:
         """Numbers for the reader: at least `loss`, the objective over all clients with these weights (None: equal)."""
 
+    def in_round(self, key: jax.Array) -> "Objective":
+        """The objective as clients meet it in one round; another one where data are dealt anew, by the round's key."""
+        return self
+
     def open(self, client: jax.Array) -> Any:
         """One client's view, made once per visit: an index, an offset, or its data generated from a key."""
         return client

@@ -1,12 +1,23 @@
-"""Data sets by name. One more data set is one more file and one more line here."""
+"""Data sets and texts by name. One more is one more file and one more line here."""
 
 from collections.abc import Callable
 
 from sojourn.core.errors import unknown_name
-from sojourn.data.dataset import Dataset
+from sojourn.data.cifar10 import load_cifar10
+from sojourn.data.dataset import Dataset, Pixels
 from sojourn.data.digits import load_digits
+from sojourn.data.mnist import load_fashion_mnist, load_mnist
+from sojourn.data.text import Text
+from sojourn.data.tinyshakespeare import load_tinyshakespeare
+from sojourn.data.wikitext2 import load_wikitext2
 
-DATASETS: dict[str, Callable[..., Dataset]] = {"digits": load_digits}
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "digits": load_digits,
+    "mnist": load_mnist,
+    "fashion-mnist": load_fashion_mnist,
+    "cifar10": load_cifar10,
+}
+TEXTS: dict[str, Callable[..., Text]] = {"tinyshakespeare": load_tinyshakespeare, "wikitext-2": load_wikitext2}
 
 
 def load(name: str) -> Dataset:
@@ -16,4 +27,14 @@ def load(name: str) -> Dataset:
     return DATASETS[name]()
 
 
-__all__ = ["DATASETS", "Dataset", "load", "load_digits"]
+def load_text(name: str) -> Text:
+    """The text of this name, with its default options."""
+    if name not in TEXTS:
+        raise unknown_name("text", name, TEXTS)
+    return TEXTS[name]()
+
+
+__all__ = [
+    "DATASETS", "TEXTS", "Dataset", "Pixels", "Text", "load", "load_cifar10", "load_digits", "load_fashion_mnist",
+    "load_mnist", "load_text", "load_tinyshakespeare", "load_wikitext2",
+]  # fmt: skip

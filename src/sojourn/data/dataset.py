@@ -1,17 +1,33 @@
 """A labelled data set in memory, checked once when it is built so that nothing later has to."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from sojourn.core.errors import SojournError
 
 
+@dataclasses.dataclass(frozen=True)
+class Pixels:
+    """How stored bytes become a model's numbers: (byte / 255 - mean) / std, by channel, the last axis."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __call__(self, x: Any, dtype: Any = np.float32) -> Any:
+        """NumPy's and JAX's arrays alike."""
+        std = np.array(self.std)
+        return x.astype(dtype) * (1 / (255 * std)).astype(dtype) - (np.array(self.mean) / std).astype(dtype)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
     """Features and class labels, split into training and test samples.
 
-    Features are stored as float32 with any shape per sample, labels as int32 in 0 .. num_classes - 1.
+    Features have any shape per sample (images: height, width, channels) and are stored as float32, or with `pixels` as
+    the bytes they came in, a quarter of the memory; `read` makes numbers of them. Labels are int32 in
+    0 .. num_classes - 1.
     """
 
     name: str
@@ -20,12 +36,14 @@ class Dataset:
     x_test: np.ndarray  # (n_test, ...)
     y_test: np.ndarray  # (n_test,)
     num_classes: int
+    pixels: Pixels | None = None
 
     def __post_init__(self) -> None:
         if self.num_classes < 1:
             raise SojournError(f"data set {self.name!r}: num_classes = {self.num_classes} must be at least 1.")
         for part in ("train", "test"):
-            x = _features(self.name, part, getattr(self, f"x_{part}"))
+            given = getattr(self, f"x_{part}")
+            x = _features(self.name, part, given) if self.pixels is None else _bytes(self.name, part, given)
             y = _labels(self.name, part, getattr(self, f"y_{part}"), self.num_classes)
             _check_lengths(self.name, part, x, y)
             object.__setattr__(self, f"x_{part}", x)  # the class is frozen; this is its constructor
@@ -37,6 +55,17 @@ class Dataset:
             )
         if len(self.y_train) == 0:
             raise SojournError(f"data set {self.name!r} has no training samples; at least one is needed.")
+        if self.pixels is not None:
+            channels = self.x_train.shape[-1]
+            if not {len(self.pixels.mean), len(self.pixels.std)} <= {1, channels} or min(self.pixels.std) <= 0:
+                raise SojournError(
+                    f"data set {self.name!r}: {self.pixels} does not fit {channels} channels; "
+                    "give one mean and one positive std for each, or for all."
+                )
+
+    def read(self, x: np.ndarray) -> np.ndarray:
+        """Stored samples as the float32 numbers that a model sees."""
+        return x if self.pixels is None else self.pixels(x)
 
 
 def _features(name: str, part: str, x: np.ndarray) -> np.ndarray:
@@ -48,6 +77,16 @@ def _features(name: str, part: str, x: np.ndarray) -> np.ndarray:
     if bad:
         raise SojournError(
             f"data set {name!r}: x_{part} holds {bad} values that are not finite; remove or fill them in."
+        )
+    return x
+
+
+def _bytes(name: str, part: str, x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    if x.ndim < 2 or x.dtype != np.uint8:
+        raise SojournError(
+            f"data set {name!r}: x_{part} has shape {x.shape} and type {x.dtype}; with pixels, expected bytes (uint8) "
+            "of shape (samples, ..., channels)."
         )
     return x
 

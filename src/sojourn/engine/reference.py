@@ -61,6 +61,7 @@ class Reference:
 def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, course: Course) -> tuple[RunState, Row]:
     server, memory = state.server, state.memory
     round_key = jax.random.fold_in(state.root, state.round)
+    clients = clients.in_round(round_key)
     calls = np.zeros(len(KINDS), np.int64)
     answers: list[int] = []
     info: dict[str, Any] = {}

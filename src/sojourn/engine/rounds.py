@@ -125,6 +125,7 @@ def play_exchanges(
     """Every exchange in turn; `record` names the probes that read what the clients do."""
     server, memory = state.server, state.memory
     round_key = jax.random.fold_in(state.root, state.round)
+    clients = clients.in_round(round_key)
     calls = jnp.zeros(len(KINDS), jnp.int32)
     answers: list[int] = []
     info: Info = {}

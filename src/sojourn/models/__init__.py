@@ -1,10 +1,34 @@
-"""Networks by name: (input shape, number of classes, key, options) -> an Equinox model of one input."""
+"""Networks by name: (input shape, number of classes, key, options) -> an Equinox model of one input.
+
+A model maps one input to class scores. One with dropout also takes `key=…`, and drops only when it is given one. Images
+are (height, width, channels), or (height, width) with one channel.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
+from sojourn.models.cnn import CNN, cifar_cnn_async, cifar_cnn_lamb, cifar_cnn_large, cifar_cnn_small, mnist_cnn
+from sojourn.models.deep_relu import DeepReLU, deep_relu
 from sojourn.models.mlp import MLP, mlp
+from sojourn.models.pyramid import Pyramid, pyramid, pyramid_of
+from sojourn.models.resnet import ResNet, ResNet9, resnet9, resnet18, resnet50
 
-MODELS: dict[str, Callable[..., Any]] = {"mlp": mlp}
+MODELS: dict[str, Callable[..., Any]] = {
+    "mlp": mlp,
+    "deep-relu": deep_relu,
+    "pyramid": pyramid,
+    "mnist-cnn": mnist_cnn,
+    "cifar-cnn-small": cifar_cnn_small,
+    "cifar-cnn-large": cifar_cnn_large,
+    "cifar-cnn-async": cifar_cnn_async,
+    "cifar-cnn-lamb": cifar_cnn_lamb,
+    "resnet9": resnet9,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+}
 
-__all__ = ["MLP", "MODELS", "mlp"]
+__all__ = [
+    "CNN", "MLP", "MODELS", "DeepReLU", "Pyramid", "ResNet", "ResNet9", "cifar_cnn_async", "cifar_cnn_lamb",
+    "cifar_cnn_large", "cifar_cnn_small", "deep_relu", "mlp", "mnist_cnn", "pyramid", "pyramid_of",
+    "resnet9", "resnet18", "resnet50",
+]  # fmt: skip

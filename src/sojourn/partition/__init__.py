@@ -2,6 +2,7 @@
 
 Every scheme is called as scheme(labels, num_clients, seed=..., options): it uses a sample at most once, leaves no
 client empty, and depends on nothing but its arguments. The options' ranges and descriptions are in its signature.
+`redealt` makes of any partition one whose samples change hands in every round.
 """
 
 from collections.abc import Callable
@@ -12,13 +13,23 @@ from sojourn.partition.classes import classes
 from sojourn.partition.counts import label_counts
 from sojourn.partition.dirichlet import dirichlet
 from sojourn.partition.iid import iid
+from sojourn.partition.mixed import mixed
+from sojourn.partition.one_class import one_class
+from sojourn.partition.q_share import q_share
+from sojourn.partition.redealt import Redeal, Redealt, redealt
 from sojourn.partition.shards import shards
 
 PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "iid": iid,
     "shards": shards,
     "classes": classes,
+    "one-class": one_class,
+    "mixed": mixed,
+    "q-share": q_share,
     "dirichlet": dirichlet,
 }
 
-__all__ = ["PARTITIONS", "classes", "dirichlet", "iid", "label_counts", "shards"]
+__all__ = [
+    "PARTITIONS", "Redeal", "Redealt", "classes", "dirichlet", "iid", "label_counts", "mixed", "one_class", "q_share",
+    "redealt", "shards",
+]  # fmt: skip

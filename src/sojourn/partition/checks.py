@@ -24,3 +24,14 @@ def check_request(labels: np.ndarray, num_clients: int, min_samples: int = 1) ->
 def check_at_least(name: str, value: int, low: int) -> None:
     if value < low:
         raise SojournError(f"{name} = {value} must be at least {low}.")
+
+
+def check_classes(labels: np.ndarray) -> np.ndarray:
+    """How often each class occurs, provided that none is missing below the last."""
+    if labels.min() < 0:
+        raise SojournError(f"labels hold {labels.min()}; classes are numbered from 0.")
+    counts = np.bincount(labels)
+    missing = np.flatnonzero(counts == 0)
+    if missing.size:
+        raise SojournError(f"class {missing[0]} is missing from the data; renumber the labels or take other samples.")
+    return counts

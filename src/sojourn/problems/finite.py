@@ -1,7 +1,8 @@
 """Clients with finite data: any loss, any pytree of parameters, clients of any sizes.
 
 All rows lie in one array, client after client, so clients whose sizes differ a hundredfold cost what they hold: batches
-gather rows, exact answers loop over a client's own blocks, the global loss is one pass over all rows.
+gather rows, exact answers loop over a client's own blocks, the global loss is one pass over all rows. Where rows change
+hands every round, a client keeps its places in that array and a round's permutation says which rows lie there.
 """
 
 import dataclasses
@@ -17,14 +18,34 @@ from sojourn.core.code import code_of
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation, build
-from sojourn.core.keys import uniform_index
+from sojourn.core.frozen import is_frozen
+from sojourn.core.keys import purpose_key, root_key, uniform_index
 from sojourn.core.oracle import Objective
 
-Loss = Callable[[Any, Any], jax.Array]  # (params, batch) -> mean loss over the batch's rows
+Loss = Callable[..., jax.Array]  # (params, batch) -> mean loss over the batch's rows; stochastic: (…, keys) too
 Metrics = Callable[[Any, Any], dict[str, jax.Array]]  # (params, batch) -> means over the batch's rows
 
 _BLOCK_ROWS = 128  # of an exact answer of a ragged client: the most rows that are computed and thrown away
 _EVALUATION_ROWS = 4096  # rows of one block of the global pass, which bounds its memory
+_EVALUATION_NUMBERS = 1 << 24  # of any array that a block makes: blocks of convolutional networks have fewer rows
+
+
+class Redeal(eqx.Module):
+    """Rows change hands every round, each with rows of its own group; a client keeps the number of each group."""
+
+    groups: jax.Array  # (rows,) int32, from 0
+    places: jax.Array  # (rows,) all places, group after group
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """A round's permutation: the row at each place."""
+        lots = jax.random.bits(key, self.places.shape, jnp.uint32)
+        _, _, rows = jax.lax.sort((self.groups[self.places], lots, self.places), num_keys=2)
+        return jnp.zeros_like(rows).at[self.places].set(rows, unique_indices=True)
+
+    def mean(self, scale: jax.Array) -> jax.Array:
+        """What a row weighs over all deals: the mean of the places of its group."""
+        total, number = (jnp.zeros_like(scale).at[self.groups].add(a) for a in (scale, jnp.ones_like(scale)))
+        return (total / number)[self.groups]
 
 
 class FiniteData(Objective):
@@ -40,6 +61,13 @@ class FiniteData(Objective):
     gradient: Callable[[Any, Any], Any] | None = eqx.field(static=True)
     measure: Metrics | None = eqx.field(static=True)
     equal_size: int | None = eqx.field(static=True)
+    stochastic: bool = eqx.field(static=True, default=False)  # whether a drawn row comes with a key for the loss
+    evaluation_rows: int = eqx.field(static=True, default=_EVALUATION_ROWS)  # of one block of the global pass
+    redeal: Redeal | None = None  # whether rows change hands every round
+    order: jax.Array | None = None  # (rows,) in a round of such a federation: the row that lies at each place
+
+    def in_round(self, key: jax.Array) -> "FiniteData":
+        return self if self.redeal is None else dataclasses.replace(self, order=self.redeal.draw(key))
 
     def open(self, client: jax.Array) -> Any:
         if self.equal_size is not None:
@@ -52,23 +80,32 @@ class FiniteData(Objective):
 
     def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> Any:
         offset, length = view
-        return _take(self.rows, offset + uniform_index(key, (num_batches, batch_size), length))
+        rows = self._rows_at(offset + uniform_index(key, (num_batches, batch_size), length))
+        if not self.stochastic:
+            return rows
+        # a key for each row: the same sample at two points drops the same, and pooled batches keep their own
+        return rows, jax.random.split(purpose_key(key, "loss"), (num_batches, batch_size))
 
     def value(self, x: Any, view: Any, z: Any) -> jax.Array:
-        return self.loss(x, z)
+        return self.loss(x, *self._arguments(z))
 
     def grad(self, x: Any, view: Any, z: Any) -> Any:
-        return jax.grad(self.loss)(x, z) if self.gradient is None else self.gradient(x, z)
+        return (jax.grad(self.loss) if self.gradient is None else self.gradient)(x, *self._arguments(z))
+
+    def _arguments(self, z: Any) -> tuple[Any, ...]:
+        return z if self.stochastic else (z,)
 
     def full_value(self, x: Any, view: Any) -> jax.Array:
         offset, length = view
-        if self.equal_size is not None:
+        if self._whole and self.order is not None:
+            return self.loss(x, self._rows_at(offset + jnp.arange(length, dtype=jnp.int32)))
+        if self._whole:
             return self.loss(x, jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, offset, length), self.rows))
         blocks = self._blocks(view)
         return jax.lax.fori_loop(0, blocks, lambda b, s: s + self._block_value(x, view, b), self._zero(x))
 
     def full_grad(self, x: Any, view: Any) -> Any:
-        if self.equal_size is not None:
+        if self._whole:
             return jax.grad(self.full_value)(x, view)
         gradient = jax.grad(self._block_value)  # block by block: a loop of traced length has no reverse mode
         zero = jax.tree.map(jnp.zeros_like, x)
@@ -76,10 +113,15 @@ class FiniteData(Objective):
             0, self._blocks(view), lambda b, s: jax.tree.map(jnp.add, s, gradient(x, view, b)), zero
         )
 
+    @property
+    def _whole(self) -> bool:
+        """Whether an exact answer takes all of a client's rows at once."""
+        return self.equal_size is not None and self.equal_size <= self.evaluation_rows
+
     def metrics(self, x: Any, weights: jax.Array | None) -> dict[str, jax.Array]:
         found = {"loss": self._weighted_loss(x, weights), **self._mean_measure(x, self.rows)}
         if self.test_rows is not None:
-            found["test_loss"] = _blockwise(self._row_loss(x), self.test_rows, None)
+            found["test_loss"] = _blockwise(self._row_loss(x), self.test_rows, None, self.evaluation_rows)
             found |= {f"test_{name}": value for name, value in self._mean_measure(x, self.test_rows).items()}
         return found
 
@@ -88,7 +130,10 @@ class FiniteData(Objective):
             return {}
         measure = self.measure
         names = jax.eval_shape(lambda r: measure(x, r), jax.tree.map(lambda a: a[:1], rows))
-        return {name: _blockwise(_named(measure, x, name), rows, None) for name in names}
+        return {name: _blockwise(_named(measure, x, name), rows, None, self.evaluation_rows) for name in names}
+
+    def _rows_at(self, places: jax.Array) -> Any:
+        return _take(self.rows, places if self.order is None else _take(self.order, places))
 
     def _row_loss(self, x: Any) -> Callable[[Any], jax.Array]:
         return lambda row: self.loss(x, _one(row))
@@ -98,7 +143,8 @@ class FiniteData(Objective):
             scale = self.row_weights / self.num_clients
         else:
             scale = self.row_weights * weights[self._clients_of_rows()]
-        return _blockwise(self._row_loss(x), self.rows, scale)
+        scale = scale if self.redeal is None else self.redeal.mean(scale)
+        return _blockwise(self._row_loss(x), self.rows, scale, self.evaluation_rows)
 
     def _clients_of_rows(self) -> jax.Array:
         if self.row_clients is not None:
@@ -120,7 +166,7 @@ class FiniteData(Objective):
         offset, length = view
         places = block * _BLOCK_ROWS + jnp.arange(_BLOCK_ROWS, dtype=jnp.int32)
         inside = places < length
-        rows = _take(self.rows, offset + jnp.where(inside, places, 0))
+        rows = self._rows_at(offset + jnp.where(inside, places, 0))
         losses = jax.vmap(self._row_loss(x))(rows)
         return jnp.sum(jnp.where(inside, losses, 0)) / length
 
@@ -140,7 +186,7 @@ def _one(row: Any) -> Any:
     return jax.tree.map(lambda a: a[None], row)
 
 
-def _blockwise(row_value: Callable[[Any], jax.Array], rows: Any, scale: jax.Array | None) -> jax.Array:
+def _blockwise(row_value: Callable[[Any], jax.Array], rows: Any, scale: jax.Array | None, block_rows: int) -> jax.Array:
     """Sum of scale * row_value over all rows (their mean when scale is None), in blocks of bounded memory."""
     total = len(jax.tree.leaves(rows)[0])
 
@@ -149,11 +195,14 @@ def _blockwise(row_value: Callable[[Any], jax.Array], rows: Any, scale: jax.Arra
         values = jax.vmap(row_value)(rows)
         return jnp.sum(values) if scale is None else jnp.vdot(scale, values)
 
-    main = total - total % _EVALUATION_ROWS
+    def sum_from(first: jax.Array) -> jax.Array:
+        cut = lambda a: jax.lax.dynamic_slice_in_dim(a, first, block_rows)  # noqa: E731
+        return block_sum(jax.tree.map(cut, (rows, scale)))  # cut out one at a time: never a second copy of all rows
+
+    main = total - total % block_rows
     value = block_sum(jax.tree.map(lambda a: a[main:], (rows, scale)))
     if main:
-        blocks = jax.tree.map(lambda a: a[:main].reshape(-1, _EVALUATION_ROWS, *a.shape[1:]), (rows, scale))
-        value += jnp.sum(jax.lax.map(block_sum, blocks))
+        value += jnp.sum(jax.lax.map(sum_from, jnp.arange(0, main, block_rows, dtype=jnp.int32)))
     return value / total if scale is None else value  # dividing last keeps a perfect accuracy at exactly one
 
 
@@ -168,63 +217,135 @@ def federation(
     metrics: Metrics | None = None,
     gradient: Callable[[Any, Any], Any] | None = None,
     facts: Facts | None = None,
+    redeal: bool | Sequence[Any] = False,
+    stochastic: bool = False,
     name: str = "federation",
     **rest: Any,
 ) -> Federation:
     """Your own problem: `loss(params, batch)` is the mean over the batch's rows, `clients` a list of trees of arrays.
 
     Each client's arrays share their leading axis, its rows. `params` is any pytree (an Equinox model too: what is not a
-    float array stays fixed). `batch_size=None` makes every gradient exact. `weights` are the clients' shares of the
-    objective, by default equal; `"size"` takes their numbers of rows. `metrics(params, batch)` may return `accuracy`.
+    float array, or is wrapped in `sojourn.core.frozen.Frozen`, stays fixed). `batch_size=None` makes every gradient
+    exact. `weights` are the clients' shares of the objective, by default equal; `"size"` takes their numbers of rows.
+    `metrics(params, batch)` may return `accuracy`.
     `gradient(arrays, batch)` is the loss's gradient in the float arrays, where you have a faster one than jax.grad.
+    `redeal=True` deals all rows to the clients anew in every round, sizes kept; a list of whole numbers per client, one
+    for each row, lets a row change hands only with rows of the same number. With `stochastic=True` the loss is
+    `loss(params, batch, keys)` on drawn samples, one random key per row (dropout), and `loss(params, batch)` without
+    randomness in evaluation and in exact answers.
     """
     trees = [jax.tree.map(np.asarray, client) for client in clients]
     sizes = _check_clients(trees)
+    rows = jax.tree.map(lambda *parts: np.concatenate(parts), *trees)
+    groups = None if redeal is False else _groups(redeal, sizes)
+    return federation_of_rows(
+        loss, params, rows, sizes, batch_size=batch_size, weights=weights, test=test, metrics=metrics,
+        gradient=gradient, facts=facts, groups=groups, stochastic=stochastic, name=name, **rest,
+    )  # fmt: skip
+
+
+def federation_of_rows(
+    loss: Loss, params: Any, rows: Any, sizes: np.ndarray, *, batch_size: int | None, weights: Any, test: Any,
+    metrics: Metrics | None, gradient: Callable[[Any, Any], Any] | None, facts: Facts | None,
+    groups: np.ndarray | None, stochastic: bool = False, name: str, **rest: Any,
+) -> Federation:  # fmt: skip
+    """The same from finite rows that lie together, client after client, so that large data are not copied again."""
     test_leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(test)]
     if any(len(leaf) == 0 for leaf in test_leaves):
         raise SojournError("the test data hold no rows; give some, or leave test out.")
     if not all(np.isfinite(leaf).all() for leaf in test_leaves if np.issubdtype(leaf.dtype, np.floating)):
         raise SojournError("the test data hold values that are not finite (NaN or infinity); clean them.")
-    arrays, rest_of_model = eqx.partition(params, eqx.is_inexact_array)
+    arrays, rest_of_model = eqx.partition(params, eqx.is_inexact_array, is_leaf=is_frozen)
     arrays = jax.tree.map(jnp.asarray, arrays)
     if not jax.tree.leaves(arrays):
         raise SojournError("params hold no float array, so there is nothing to train; give arrays of floats.")
     rebuild = _Rebuild(rest_of_model)
-    check_loss(_OnModel(loss, rebuild), arrays, jax.tree.map(lambda a: _default_precision(a[:1]), trees[0]))
-    stacked = jax.tree.map(lambda *parts: jnp.asarray(_default_precision(np.concatenate(parts))), *trees)
+    if stochastic and batch_size is None:
+        raise SojournError("the loss is random (the model has dropout), but exact gradients have none; set batch_size.")
+    on_model, one_row = _OnModel(loss, rebuild), jax.tree.map(lambda a: _default_precision(a[:1]), rows)
+    check_loss(on_model, arrays, one_row)
+    if stochastic:
+        check_loss(on_model, arrays, one_row, jax.random.split(root_key(0), 1))
+    equal = bool((sizes == sizes[0]).all())
     objective = FiniteData(
-        rows=stacked,
-        offsets=None if _equal(sizes) else jnp.asarray(np.concatenate([[0], np.cumsum(sizes)[:-1]]), jnp.int32),
-        sizes=None if _equal(sizes) else jnp.asarray(sizes, jnp.int32),
-        test_rows=None
-        if test is None
-        else jax.tree.map(lambda a: jnp.asarray(_default_precision(np.asarray(a))), test),
+        rows=jax.tree.map(lambda a: jnp.asarray(_default_precision(a)), rows),
+        offsets=None if equal else jnp.asarray(np.concatenate([[0], np.cumsum(sizes)[:-1]]), jnp.int32),
+        sizes=None if equal else jnp.asarray(sizes, jnp.int32),
+        test_rows=jax.tree.map(lambda a: jnp.asarray(_default_precision(np.asarray(a))), test),
         row_weights=jnp.asarray(np.repeat(1.0 / sizes, sizes), jnp.result_type(float)),
-        row_clients=None if _equal(sizes) else jnp.asarray(np.repeat(np.arange(len(sizes)), sizes), jnp.int32),
-        loss=_OnModel(loss, rebuild),
+        row_clients=None if equal else jnp.asarray(np.repeat(np.arange(len(sizes)), sizes), jnp.int32),
+        loss=on_model,
         gradient=gradient,
         measure=None if metrics is None else _OnModel(metrics, rebuild),
-        equal_size=int(sizes[0]) if _equal(sizes) else None,
+        equal_size=int(sizes[0]) if equal else None,
+        stochastic=stochastic,
+        evaluation_rows=_evaluation_rows(on_model, arrays, one_row),
+        redeal=None if groups is None else _redeal(groups),
     )
     if isinstance(weights, str):
         if weights != "size":
             raise unknown_name("weights", weights, ("size",))
         weights = sizes
     return build(
-        objective, arrays, len(trees), weights=weights, sizes=None if _equal(sizes) else sizes,
+        objective, arrays, len(sizes), weights=weights, sizes=None if equal else sizes,
         batch_size=batch_size, facts=facts, name=name, rebuild=rebuild, **rest,
     )  # fmt: skip
 
 
-def check_loss(loss: Loss, arrays: Any, batch: Any) -> None:
+def _groups(redeal: bool | Sequence[Any], sizes: np.ndarray) -> np.ndarray:
+    """The group of every row."""
+    if redeal is True:
+        return np.zeros(int(sizes.sum()), np.int32)
+    parts = [np.asarray(part) for part in redeal] if isinstance(redeal, Sequence) else []
+    if [part.shape for part in parts] != [(size,) for size in sizes]:
+        raise SojournError("redeal must be True, False, or one list of whole numbers per client, one for each row.")
+    groups = np.concatenate(parts)
+    if not np.issubdtype(groups.dtype, np.integer):
+        raise SojournError(f"redeal holds numbers of type {groups.dtype}; a row's group is a whole number.")
+    return groups
+
+
+def _redeal(groups: np.ndarray) -> Redeal:
+    _, numbered = np.unique(groups, return_inverse=True)
+    places = np.argsort(numbered, kind="stable")
+    return Redeal(jnp.asarray(numbered, jnp.int32), jnp.asarray(places, jnp.int32))
+
+
+def check_loss(loss: Loss, arrays: Any, *batch: Any) -> None:
     """The loss must take a batch and give one float; better said now than by a program that broadcasts."""
     try:
-        value = jax.eval_shape(loss, arrays, batch)
+        value = jax.eval_shape(loss, arrays, *batch)
     except Exception as error:
         first_line = str(error).split("\n")[0]
         raise SojournError(f"the loss fails on a batch of one row: {type(error).__name__}: {first_line}") from error
     if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
         raise SojournError(f"the loss gives {value}, not one float; return the mean over the rows of the batch.")
+
+
+def _evaluation_rows(loss: Loss, arrays: Any, row: Any) -> int:
+    """How many rows a block of the global pass may have: a power of two, by the largest array made of one row."""
+
+    def sizes(number: int) -> list[int]:
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((number, *a.shape[1:]), a.dtype), row)
+        return _sizes_in(jax.make_jaxpr(loss)(arrays, rows).jaxpr)
+
+    two, three = sizes(2), sizes(3)
+    if len(two) != len(three):
+        return _EVALUATION_ROWS  # a loss that does other things for other numbers of rows
+    # what grows from two rows to three is made of rows; what does not is made of the parameters alone
+    largest = max((more - less for less, more in zip(two, three, strict=True)), default=0)
+    return min(_EVALUATION_ROWS, 1 << max(0, (_EVALUATION_NUMBERS // max(1, largest)).bit_length() - 1))
+
+
+def _sizes_in(jaxpr: Any) -> list[int]:
+    """The size of every array that a program makes, in order."""
+    found = []
+    for equation in jaxpr.eqns:
+        found += [getattr(variable.aval, "size", 0) for variable in equation.outvars]
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            found += _sizes_in(inner) if hasattr(inner, "eqns") else []
+    return found
 
 
 class _Rebuild:
@@ -249,14 +370,14 @@ class _Rebuild:
 class _OnModel:
     """The user's function, applied to trained arrays."""
 
-    function: Callable[[Any, Any], Any]
+    function: Callable[..., Any]
     rebuild: _Rebuild
 
     def __repr__(self) -> str:  # goes into a checkpoint's fingerprint: another loss is another run
         return f"{code_of(self.function)} on {self.rebuild.rest}"
 
-    def __call__(self, arrays: Any, batch: Any) -> Any:
-        return self.function(self.rebuild(arrays), batch)
+    def __call__(self, arrays: Any, *batch: Any) -> Any:
+        return self.function(self.rebuild(arrays), *batch)
 
 
 def _identity(leaf: Any) -> Any:
@@ -264,10 +385,6 @@ def _identity(leaf: Any) -> Any:
         array = np.asarray(leaf)
         return array.shape, str(array.dtype), array.tobytes()
     return leaf
-
-
-def _equal(sizes: np.ndarray) -> bool:
-    return bool((sizes == sizes[0]).all())
 
 
 def _default_precision(array: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +16,10 @@ from pydantic import Field
 from sojourn.core.errors import SojournError
 from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation
-from sojourn.data.dataset import Dataset
-from sojourn.partition import label_counts
-from sojourn.problems.finite import federation
+from sojourn.data.dataset import Dataset, Pixels
+from sojourn.models.layers import has_dropout
+from sojourn.partition import Redealt, label_counts
+from sojourn.problems.finite import federation_of_rows
 from sojourn.problems.logistic_facts import logistic_facts, with_ones
 from sojourn.problems.quadratic_facts import hessian_gap
 
@@ -34,11 +36,19 @@ def classification(
     batch_size: BatchSize = None,
     weights: Weights = "equal",
 ) -> Federation:
-    """Cross-entropy of any Equinox model; the model maps one input to class scores."""
-    scores = jax.eval_shape(model, jax.ShapeDtypeStruct(data.x_train.shape[1:], jnp.result_type(float)))
+    """Cross-entropy of any Equinox model; the model maps one input to class scores.
+
+    A model with dropout (a `sojourn.models.layers.Dropout` or an `eqx.nn.Dropout` in it) also takes `key=…`, and is
+    given one in training only.
+    """
+    sample = jax.ShapeDtypeStruct(data.x_train.shape[1:], jnp.result_type(float))
+    scores = jax.eval_shape(eqx.nn.inference_mode(model), sample)
     if scores.shape != (data.num_classes,):
         raise SojournError(f"the model gives scores of shape {scores.shape}; the data have {data.num_classes} classes.")
-    return _supervised(data, clients, _cross_entropy, model, _accuracy, batch_size, weights, "classification")
+    return _supervised(
+        data, clients, _cross_entropy, model, _accuracy, batch_size, weights, "classification",
+        stochastic=has_dropout(model),
+    )  # fmt: skip
 
 
 def logistic_regression(
@@ -51,9 +61,11 @@ def logistic_regression(
 ) -> Federation:
     """Multiclass logistic regression, started at zero; strongly convex when l2 is positive, and then solved exactly."""
     params = {"weight": _zeros(data.num_classes, data.x_train[0].size), "bias": _zeros(data.num_classes)}
-    parts = _parts(data, clients)
-    shares = _shares(parts, weights)
-    facts = logistic_facts([x for x, _ in parts], [y for _, y in parts], data.num_classes, l2, shares)
+    facts = None
+    if not isinstance(clients, Redealt):  # facts are about functions that stay the same
+        parts = _parts(data, clients)
+        shares = _shares(parts, weights)
+        facts = logistic_facts([x for x, _ in parts], [y for _, y in parts], data.num_classes, l2, shares)
     loss = _WithL2(_linear_cross_entropy, l2)
     return _supervised(
         data, clients, loss, params, _linear_accuracy, batch_size, weights, "logistic-regression", facts=facts,
@@ -71,8 +83,10 @@ def least_squares(
 ) -> Federation:
     """Linear least squares on the one-hot labels, 1/2 ||y - W a||^2; quadratic, so its facts are exact."""
     params = {"weight": _zeros(data.num_classes, data.x_train[0].size), "bias": _zeros(data.num_classes)}
-    parts = _parts(data, clients)
-    facts = _least_squares_facts(parts, data.num_classes, l2, _shares(parts, weights))
+    facts = None
+    if not isinstance(clients, Redealt):
+        parts = _parts(data, clients)
+        facts = _least_squares_facts(parts, data.num_classes, l2, _shares(parts, weights))
     return _supervised(
         data, clients, _WithL2(_squared_error, l2), params, _linear_accuracy, batch_size, weights, "least-squares",
         facts=facts,
@@ -81,18 +95,51 @@ def least_squares(
 
 def _supervised(
     data: Dataset, clients: Sequence[np.ndarray], loss: Any, params: Any, metrics: Any, batch_size: int | None,
-    weights: str, name: str, facts: Facts | None = None, gradient: Any = None,
+    weights: str, name: str, facts: Facts | None = None, gradient: Any = None, stochastic: bool = False,
 ) -> Federation:  # fmt: skip
-    return federation(
-        loss, params, _parts(data, clients), batch_size=batch_size, metrics=metrics, name=name, facts=facts,
-        gradient=gradient,
+    sizes = _sizes(clients)
+    rows = np.concatenate(list(clients))  # gathered once: large data are held twice at most, and once in the end
+    groups = clients.groups[rows] if isinstance(clients, Redealt) else None
+    if data.pixels is not None:
+        loss, metrics = _OnBytes(loss, data.pixels), _OnBytes(metrics, data.pixels)
+        gradient = None if gradient is None else _OnBytes(gradient, data.pixels)
+    return federation_of_rows(
+        loss, params, (data.x_train[rows], data.y_train[rows]), sizes, batch_size=batch_size, metrics=metrics,
+        facts=facts, gradient=gradient, groups=groups, stochastic=stochastic, name=name,
         weights="size" if weights == "size" else None, test=(data.x_test, data.y_test),
-        label_counts=label_counts(data.y_train, clients, data.num_classes),
+        label_counts=_fixed_labels(data, clients),
     )  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class _OnBytes:
+    """A function of a batch of images that are stored as bytes; compared by content."""
+
+    function: Any
+    pixels: Pixels
+
+    def __call__(self, params: Any, batch: Any, *keys: Any) -> Any:
+        return self.function(params, (self.pixels(batch[0], jnp.result_type(float)), batch[1]), *keys)
+
+
+def _fixed_labels(data: Dataset, clients: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Labels per client, unless a client's labels change from round to round."""
+    if isinstance(clients, Redealt) and not clients.keeps_labels:
+        return None
+    return label_counts(data.y_train, clients, data.num_classes)
+
+
+def _sizes(clients: Sequence[np.ndarray]) -> np.ndarray:
+    sizes = np.array([len(part) for part in clients])
+    if len(sizes) == 0 or sizes.min() == 0:
+        which = f"client {int(sizes.argmin())} holds no sample" if len(sizes) else "there are no clients"
+        raise SojournError(f"{which}; give every client at least one.")
+    return sizes
+
+
 def _parts(data: Dataset, clients: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [(data.x_train[rows], data.y_train[rows]) for rows in clients]
+    _sizes(clients)
+    return [(data.read(data.x_train[rows]), data.y_train[rows]) for rows in clients]
 
 
 def _shares(parts: Sequence[tuple[np.ndarray, np.ndarray]], weights: str) -> np.ndarray:
@@ -104,14 +151,20 @@ def _zeros(*shape: int) -> jax.Array:
     return jnp.zeros(shape, jnp.result_type(float))
 
 
-def _cross_entropy(model: Any, batch: Any) -> jax.Array:
+def _cross_entropy(model: Any, batch: Any, keys: jax.Array | None = None) -> jax.Array:
     x, y = batch
-    return _mean_cross_entropy(jax.vmap(model)(x), y)
+    if keys is None:
+        return _mean_cross_entropy(_scores(model, x), y)
+    return _mean_cross_entropy(jax.vmap(lambda row, key: model(row, key=key))(x, keys), y)
+
+
+def _scores(model: Any, x: jax.Array) -> jax.Array:
+    return jax.vmap(eqx.nn.inference_mode(model))(x)
 
 
 def _accuracy(model: Any, batch: Any) -> dict[str, jax.Array]:
     x, y = batch
-    return {"accuracy": jnp.mean(jnp.argmax(jax.vmap(model)(x), -1) == y)}
+    return {"accuracy": jnp.mean(jnp.argmax(_scores(model, x), -1) == y)}
 
 
 def _mean_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:

@@ -19,7 +19,9 @@ import vl_convert
 
 from sojourn.core.errors import unknown_name
 from sojourn.core.files import write_atomically
+from sojourn.history import LABELS
 from sojourn.report import figure, table
+from sojourn.report.labels import label_charts
 from sojourn.report.predicted import overlay_note, section_html
 from sojourn.report.runs import (
     History,
@@ -87,9 +89,10 @@ def render(
     runs = split(histories) if histories or not lead else []
     shown = shown_runs(runs)
     curves, vectors, sweeps = (_curves(shown), _vectors(shown), _sweeps(runs)) if runs else ([], [], [])
+    labels = [_Figure(f"labels-{i}", title, spec) for i, (title, spec) in enumerate(label_charts(histories))]
     theory, broken = section_html(shown, metrics_of(shown)) if runs else ("", [])
     extra = [_section(number, section) for number, section in enumerate([*_theory(theory, broken), *sections])]
-    charts = [*curves, *vectors, *sweeps, *(entry["figure"] for entry in extra if entry["figure"])]
+    charts = [*curves, *vectors, *sweeps, *labels, *(entry["figure"] for entry in extra if entry["figure"])]
     html = _template().render(
         title=title,
         summary=_summary(runs) if runs else "",
@@ -102,6 +105,7 @@ def render(
         curves=curves,
         vectors=vectors,
         sweeps=sweeps,
+        labels=labels,
         sections=extra,
         differences=_differences(histories),
         origins=_origins(histories),
@@ -234,9 +238,14 @@ def _origins(histories: Sequence[History]) -> list[dict[str, str]]:
             first.append(f"commit {str(manifest['commit'])[:10]}")
         line = [*first, *(f"{name} {version}" for name, version in versions.items())]
         config = toml_text(history.config) if history.config else ""
-        texts = {"line": " · ".join(line), "config": config, "manifest": toml_text(manifest)}
+        texts = {"line": " · ".join(line), "config": config, "manifest": toml_text(_for_reading(manifest))}
         found.append({"label": history.label or "run", **texts})
     return found
+
+
+def _for_reading(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the table of labels, which is drawn."""
+    return {key: value for key, value in manifest.items() if key != LABELS}
 
 
 def _differences(histories: Sequence[History]) -> dict[str, Any] | None:

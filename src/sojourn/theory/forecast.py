@@ -57,7 +57,7 @@ def forecasts(facts: Facts, algorithm: Mapping[str, Any], rounds: Any) -> list[F
     if algorithm.get("class") == "FedAvg":  # with equal weights it is local SGD
         algorithm = {"output": "last", "outer_step_size": 1.0, **algorithm, "class": "LocalSGD"}
     own = {field.name for field in dataclasses.fields(Facts)}
-    given = {key: value for key, value in algorithm.items() if isinstance(value, (int, float))}
+    given = {key: value for key, value in _effective(algorithm).items() if isinstance(value, (int, float))}
     # a method may hold its own idea of the federation's constants: AC-SA steps by the smoothness it is given
     numbers = {f"step_{key}" if key in own else key: value for key, value in given.items()}
     for statement in STATEMENTS.values():
@@ -116,8 +116,16 @@ def _bound(
     return np.sqrt(curve) if squared else curve
 
 
+def _effective(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options with the step that theory speaks of: scaled gradients are a scaled step."""
+    if not isinstance(algorithm.get("step_size"), float):
+        return algorithm
+    return {**algorithm, "step_size": algorithm["step_size"] * algorithm.get("grad_scale", 1.0)}
+
+
 def landmarks(facts: Facts, algorithm: Mapping[str, Any], x0: np.ndarray) -> dict[str, float]:
     """Where local SGD on quadratics ends: the distances of its fixed point to x* and to the start."""
+    algorithm = _effective(algorithm)
     step, steps = algorithm.get("step_size"), algorithm.get("num_local_steps")
     wanted = algorithm.get("class") in ("LocalSGD", "FedAvg") and isinstance(step, float) and isinstance(steps, int)
     if not wanted or facts.hessians is None or facts.optima is None or facts.hessians.shape[1] > _MAX_DIMENSION:

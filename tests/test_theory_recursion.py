@@ -1,5 +1,6 @@
 """The recursion calculator against exact moments, and against its two lemmas retyped step by step."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from local_sgd_moments import Moments, above, count, families
 from sojourn.core.errors import SojournError
 from sojourn.core.facts import Facts
+from sojourn.problems.quadratic_facts import quadratic_facts
 from sojourn.theory import recursion as theory
+from sojourn.theory.identities import local_sgd_moments
 from sojourn.theory.statement import STATEMENTS
 
 NAMES = (
@@ -219,3 +222,46 @@ def test_mistakes_have_clear_words() -> None:
         theory.recursion_curve(**(RUN | {"rounds": np.array([1, 2])}))
     with pytest.raises(SojournError, match=r"needs step_size <= 1 / \(10 \* smoothness\)"):
         theory.recursion_suboptimality(**RUN)
+
+
+def last_consensus(hessians: np.ndarray, optima: np.ndarray, noise: float, eta: float, K: int, R: int) -> np.ndarray:
+    """(1/M^2) sum E|y_m - y_n|^2 of the last local iterates in rounds 1 to R, from the exact moments of the server."""
+    M, d = optima.shape
+    means, covariances = local_sgd_moments(hessians, optima, noise**2 / d, eta, K, R)
+    step = np.eye(d) - eta * hessians
+    kept = np.stack([np.linalg.matrix_power(one, K) for one in step])
+    own = [eta**2 * noise**2 / d * sum(np.sum(np.linalg.matrix_power(one, k) ** 2) for k in range(K)) for one in step]
+    found = np.zeros(R)
+    for r in range(R):
+        ends = optima + np.einsum("mij,mj->mi", kept, means[r] - optima)
+        for m in range(M):
+            for n in range(M):
+                if m != n:
+                    gap = kept[m] - kept[n]
+                    spread = np.trace(gap @ covariances[r] @ gap.T) + own[m] + own[n]
+                    found[r] += (np.sum((ends[m] - ends[n]) ** 2) + spread) / M**2
+    return found
+
+
+def test_consensus_stays_below_the_recursion() -> None:
+    """1,000 random federations of near quadratics, exact; without any one source of the error it is exceeded."""
+    rng = np.random.default_rng(0)
+    broken = dict.fromkeys(("optima_heterogeneity", "noise"), 0)
+    for _ in range(1000):
+        M, K, R = int(rng.integers(1, 4)), int(rng.integers(1, 7)), 3
+        base = np.diag(rng.uniform(0.5, 4.0, 2))
+        tilt = rng.normal(size=(M, 2, 2)) * rng.choice([0.0, 0.02, 0.1])
+        hessians = base + tilt @ tilt.transpose(0, 2, 1)
+        optima = rng.normal(size=2) + rng.choice([0.0, 0.1, 1.0]) * rng.normal(size=(M, 2))
+        noise = float(rng.choice([0.0, 0.5]))
+        facts = quadratic_facts(hessians, optima, noise=noise)
+        facts = dataclasses.replace(facts, num_clients=M, start_distance=float(np.linalg.norm(facts.x_star)))
+        eta = float(rng.uniform(0.01, 0.99)) / facts.smoothness
+        exact = last_consensus(hessians, optima, noise, eta, K, R)
+        given = {"step_size": eta, "num_local_steps": K, "rounds": np.arange(1.0, R + 1)}
+        assert (exact <= theory.recursion_consensus(facts, **given) * (1 + 1e-9) + 1e-12).all()
+        for term in broken:
+            without = {"optima_distance": 0.0} if term == "optima_heterogeneity" else {}
+            bound = theory.recursion_consensus(facts, **given, **{term: 0.0}, **without)
+            broken[term] += bool((exact > bound * (1 + 1e-9) + 1e-12).any())
+    assert min(broken.values()) > 50

@@ -157,6 +157,33 @@ def recursion_suboptimality_quadratic(
 
 
 @statement(
+    "Lemma 34 along the recursion",
+    quadratic=True,
+    kind="upper bound",
+    status="corrected",
+    printed="C(t) <= 2 eta^2 H^2 n^2 zeta_*^2 + 2 eta^3 tau^2 n^2 sigma_2^2/mu + 2 eta^2 sigma_2^2 n ln n"
+    " + 4 eta^2 tau^2 n^2 (1 - eta mu)^(2(n-1)) (A(delta) + phi_*^2), n = t - delta",
+    corrected="the same with 1 + ln n, at n = K, with A(delta) of the round's start by Lemma 7 iterated",
+    why="With ln n the noise of a single step is lost.",
+    requires=(*_SMALL, *_WHOLE, "rounds >= 1"),
+    test=_TEST + "test_consensus_stays_below_the_recursion",
+    predicts=(Predicts("LocalSGD", "consensus", options=_LAST, quadratic=True),),
+)
+def recursion_consensus(
+    *, step_size: Any, num_local_steps: Any, rounds: Any, smoothness: Any, strong_convexity: Any,
+    hessian_heterogeneity: Any, optima_heterogeneity: Any, optima_distance: Any, noise: Any, num_clients: Any,
+    start_distance: Any,
+) -> Any:  # fmt: skip
+    """The consensus error of the clients' last iterates in round R, before they are averaged, in expectation."""
+    instance = _Instance(
+        step_size, smoothness, strong_convexity, hessian_heterogeneity, optima_heterogeneity, optima_distance, noise,
+        num_clients, True,
+    )  # fmt: skip
+    floor, coupled = instance.consensus(num_local_steps)
+    return floor + _product(coupled, _distance(instance, num_local_steps, rounds - 1, start_distance))
+
+
+@statement(
     "Lemmas 5 and 34, the whole curve",
     kind="upper bound",
     status="corrected",

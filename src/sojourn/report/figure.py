@@ -283,7 +283,7 @@ def _y_encoding(rows: pd.DataFrame, runs: Sequence[Run], metric: str) -> Spec:
     scale: Spec = {"type": "log", "nice": False} if log else {"type": "linear", "nice": True, "zero": False}
     low, high = float(framed["lo"].min()), float(framed["hi"].max())
     bounds = rows["bound"][np.isfinite(rows["bound"])] if "bound" in rows else pd.Series(dtype=float)
-    if len(bounds) and (framed["value"] > 0).all() and bounds.max() > 2 * high:
+    if len(bounds) and (framed.loc[framed["bound"].notna(), "value"] > 0).all() and bounds.max() > 2 * high:
         log = True  # a bound may lie far above, and both should be seen
         scale = {"type": "log", "nice": False}
     top = high * (1e4 if len(bounds) else 3) if log else high + 0.25 * (high - low)

@@ -4,7 +4,7 @@ Each takes the data set and the clients' lists of row numbers, and returns a fed
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import equinox as eqx
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import Field
 
-from sojourn.core.errors import SojournError
+from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation
 from sojourn.data.dataset import Dataset, Pixels
@@ -25,6 +25,10 @@ from sojourn.problems.quadratic_facts import hessian_gap
 
 BatchSize = Annotated[int | None, Field(ge=1, description="samples per gradient; leave it out for exact gradients")]
 Weights = Annotated[Literal["equal", "size"], Field(description="the clients' shares of the objective")]
+Loss = Annotated[
+    Literal["cross-entropy", "squared"],
+    Field(description="of the scores; squared: half the squared distance to the one-hot labels"),
+]
 Regularization = Annotated[float, Field(ge=0, description="adds (l2/2) ||params||^2")]
 
 
@@ -33,10 +37,11 @@ def classification(
     clients: Sequence[np.ndarray],
     model: Any,
     *,
+    loss: Loss = "cross-entropy",
     batch_size: BatchSize = None,
     weights: Weights = "equal",
 ) -> Federation:
-    """Cross-entropy of any Equinox model; the model maps one input to class scores.
+    """Cross-entropy, or squared error, of any Equinox model; the model maps one input to class scores.
 
     A model with dropout (a `sojourn.models.layers.Dropout` or an `eqx.nn.Dropout` in it) also takes `key=…`, and is
     given one in training only.
@@ -45,8 +50,10 @@ def classification(
     scores = jax.eval_shape(eqx.nn.inference_mode(model), sample)
     if scores.shape != (data.num_classes,):
         raise SojournError(f"the model gives scores of shape {scores.shape}; the data have {data.num_classes} classes.")
+    if loss not in _LOSSES:
+        raise unknown_name("problem.loss", loss, _LOSSES)
     return _supervised(
-        data, clients, _cross_entropy, model, _accuracy, batch_size, weights, "classification",
+        data, clients, _OfScores(_LOSSES[loss]), model, _accuracy, batch_size, weights, "classification",
         stochastic=has_dropout(model),
     )  # fmt: skip
 
@@ -151,11 +158,17 @@ def _zeros(*shape: int) -> jax.Array:
     return jnp.zeros(shape, jnp.result_type(float))
 
 
-def _cross_entropy(model: Any, batch: Any, keys: jax.Array | None = None) -> jax.Array:
-    x, y = batch
-    if keys is None:
-        return _mean_cross_entropy(_scores(model, x), y)
-    return _mean_cross_entropy(jax.vmap(lambda row, key: model(row, key=key))(x, keys), y)
+@dataclasses.dataclass(frozen=True)
+class _OfScores:
+    """The loss of a model, by that of its scores; with keys, dropout is on."""
+
+    loss: Callable[[jax.Array, jax.Array], jax.Array]
+
+    def __call__(self, model: Any, batch: Any, keys: jax.Array | None = None) -> jax.Array:
+        x, y = batch
+        if keys is None:
+            return self.loss(_scores(model, x), y)
+        return self.loss(jax.vmap(lambda row, key: model(row, key=key))(x, keys), y)
 
 
 def _scores(model: Any, x: jax.Array) -> jax.Array:
@@ -173,6 +186,14 @@ def _mean_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - chosen)
 
 
+def _mean_squared_error(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    error = scores - jax.nn.one_hot(labels, scores.shape[-1], dtype=scores.dtype)
+    return 0.5 * jnp.mean(jnp.sum(error**2, -1))
+
+
+_LOSSES = {"cross-entropy": _mean_cross_entropy, "squared": _mean_squared_error}
+
+
 def _linear_scores(params: Any, x: jax.Array) -> jax.Array:
     return x.reshape(len(x), -1) @ params["weight"].T + params["bias"]
 
@@ -182,8 +203,7 @@ def _linear_cross_entropy(params: Any, batch: Any) -> jax.Array:
 
 
 def _squared_error(params: Any, batch: Any) -> jax.Array:
-    scores = _linear_scores(params, batch[0])
-    return 0.5 * jnp.mean(jnp.sum((jax.nn.one_hot(batch[1], scores.shape[-1], dtype=scores.dtype) - scores) ** 2, -1))
+    return _mean_squared_error(_linear_scores(params, batch[0]), batch[1])
 
 
 def _linear_accuracy(params: Any, batch: Any) -> dict[str, jax.Array]:

@@ -58,12 +58,22 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
+class Table:
+    """Numbers that one would rather read than see."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True)
 class Findings:
     """What a recipe found."""
 
     claims: Sequence[Claim]
     figures: Sequence[Figure]
     histories: Sequence[History] = ()
+    tables: Sequence[Table] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +143,7 @@ class Reproduction:
         rest = [claim for claim in self.claims if claim.id not in shown]
         if rest:
             sections.append(Section("Further claims", _as_html(rest)))
+        sections += [Section(table.title, _table_html(table)) for table in self.findings.tables]
         lead = f"{self.recipe.source[0].upper()}{self.recipe.source[1:]}, {self.scale} scale. {self.recipe.about}"
         page = render(
             list(self.findings.histories), out, title=self.recipe.title, sections=sections, lead=lead,
@@ -169,6 +180,14 @@ def _as_html(claims: Sequence[Claim]) -> str:
             f'<small class="soft">{escape(claim.id)} · {words[claim.by]} · {escape(rule)}</small></li>'
         )
     return f'<ul class="claims">{"".join(items)}</ul>' if items else ""
+
+
+def _table_html(table: Table) -> str:
+    from markupsafe import escape
+
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def carry_out(

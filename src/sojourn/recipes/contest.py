@@ -1,0 +1,161 @@
+"""Contests on neural federations: contenders that share data, starts and random numbers, seed by seed.
+
+A contender's step size is the best of one declared grid, by the training loss at the end, on seeds that take no part in
+the verdict. Test data choose nothing.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from sojourn.algorithms.base import Algorithm
+from sojourn.config import validate
+from sojourn.core.federation import Federation
+from sojourn.experiment import build_federation
+from sojourn.recipes.base import Bench, Figure, Table
+from sojourn.recipes.charts import lines
+from sojourn.recipes.trends import bands
+from sojourn.sweeping import Setting
+
+TUNING_SEEDS = (1000,)
+METRICS = ("loss", "accuracy", "test_loss", "test_accuracy")
+Metric = Literal["loss", "accuracy", "test_loss", "test_accuracy"]
+Axis = Literal["rounds", "floats", "steps"]
+_AXES = {"rounds": "round", "floats": "numbers sent and received, all clients", "steps": "local steps of a client"}
+_WORDS = {"loss": "training loss", "accuracy": "training accuracy", "test_loss": "test loss",
+          "test_accuracy": "test accuracy"}  # fmt: skip
+
+
+def world(
+    seed: int, data: Mapping[str, Any], partition: Mapping[str, Any], model: Mapping[str, Any], **problem: Any
+) -> Federation:
+    """A classification problem from tables as a config has them; the seed deals the samples and draws the start."""
+    tables = {
+        "problem": {"name": "classification", **problem},
+        "data": dict(data),
+        "partition": {**partition, "seed": seed},
+        "model": {**model, "seed": seed},
+        "algorithm": {"name": "fedavg", "step_size": 1.0},
+        "run": {"rounds": 1},
+    }
+    return build_federation(validate(tables))
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A method on a kind of federation, and the step sizes it may choose from."""
+
+    label: str
+    make: Callable[[float], Algorithm]  # from a step size
+    home: Callable[[int], Federation]  # from a seed
+    step_sizes: Sequence[float]
+    rounds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """A contender's course: metrics (seed, evaluation) at its best step size."""
+
+    label: str
+    step_size: float
+    on_edge: bool  # whether the best step size is the grid's smallest or largest
+    rounds: np.ndarray  # (evaluation,)
+    floats: np.ndarray
+    steps: np.ndarray
+    metrics: Mapping[str, np.ndarray]
+
+    def final(self, metric: Metric, last: int = 1) -> np.ndarray:
+        """The mean over the last evaluations, for every seed."""
+        return np.asarray(self.metrics[metric][:, -last:].mean(axis=1))
+
+    def area(self, metric: Metric, share: float) -> np.ndarray:
+        """The mean over evaluations in the first share of the rounds, the start left out, for every seed."""
+        early = (self.rounds > 0) & (self.rounds <= share * self.rounds[-1])
+        return np.asarray(self.metrics[metric][:, early].mean(axis=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """How contenders are played: on which seeds, with how many clients a round, and how often they are evaluated."""
+
+    bench: Bench
+    seeds: Sequence[int]
+    participation: int | float | None = None
+    evaluations: int = 20
+    tuning_rounds: int | None = None  # None: as many as are played in the end
+
+    def play(self, contender: Contender, step_size: float | None = None) -> Curves:
+        """Chooses the step size, unless it is given, and plays all seeds with it."""
+        on_edge = False
+        if step_size is None:
+            step_size, on_edge = self.tune(contender)
+        settings = [_setting(contender, step_size, seed) for seed in self.seeds]
+        table = self._sweep(contender.label, settings, contender.rounds)
+        sums = table[["setting", "floats_down", "floats_up", "local_steps", "participants"]].groupby("setting").cumsum()
+        table["floats"] = sums["floats_down"] + sums["floats_up"]
+        each = table["local_steps"] / table["participants"].clip(lower=1)  # of one client, in a round
+        table["steps"] = each.groupby(table["setting"]).cumsum()
+        seen = table[table["loss"].notna() | table["diverged"]]
+        seen = seen[seen["round"].isin(seen.loc[seen["setting"] == 0, "round"])]
+        first = seen[seen["setting"] == 0]
+        shape = len(self.seeds), -1
+        metrics = {name: seen[name].to_numpy().reshape(shape) for name in METRICS}
+        rounds, floats, steps = (first[name].to_numpy() for name in ("round", "floats", "steps"))
+        return Curves(contender.label, step_size, on_edge, rounds, floats, steps, metrics)
+
+    def tune(self, contender: Contender) -> tuple[float, bool]:
+        """The step size of the lowest training loss at the end, and whether it lies on the edge of the grid."""
+        grid = list(contender.step_sizes)
+        if len(grid) == 1:
+            return grid[0], False
+        settings = [_setting(contender, step, seed) for step in grid for seed in TUNING_SEEDS]
+        rounds = min(contender.rounds, self.tuning_rounds or contender.rounds)
+        table = self._sweep(f"{contender.label} tuning", settings, rounds)
+        ends = table[table["round"] == table.groupby("setting")["round"].transform("max")]
+        losses = ends["loss"].where(~ends["diverged"] & np.isfinite(ends["loss"]), np.inf).to_numpy()
+        best = int(losses.reshape(len(grid), -1).mean(axis=1).argmin())
+        return grid[best], best in (0, len(grid) - 1)
+
+    def _sweep(self, label: str, settings: Sequence[Setting], rounds: int) -> Any:
+        every = max(1, rounds // self.evaluations)
+        name = "".join(letter if letter.isalnum() else "-" for letter in label)
+        history = self.bench.sweep(name, settings, rounds, participation=self.participation, eval_every=every)
+        return history.table.copy()
+
+
+def _setting(contender: Contender, step_size: float, seed: int) -> Setting:
+    return Setting(contender.make(step_size), seed, {"step_size": step_size}, contender.home(seed))
+
+
+def chart(
+    title: str, curves: Sequence[Curves], metric: Metric, axis: Axis = "rounds", *, claims: Sequence[str] = (),
+    log_y: bool = False, note: str = "",
+) -> Figure:  # fmt: skip
+    """A metric against rounds, floats or local steps: means over seeds with bands of 95 %."""
+    rows = []
+    for course in curves:
+        mean, low, high = bands(course.metrics[metric])
+        for x, y, lo, hi in zip(getattr(course, axis), mean, low, high, strict=True):
+            if np.isfinite(y):
+                rows.append({"x": float(x), "y": float(y), "lo": float(lo), "hi": float(hi), "line": course.label})
+    spec = lines(rows, x=_AXES[axis], y=_WORDS[metric], log_y=log_y, points=False)
+    seeds = len(curves[0].metrics[metric])
+    note = note or f"Means over {seeds} seeds; bands are 95 % bootstrap intervals over them."
+    return Figure(title, spec, note, tuple(claims))
+
+
+def results(title: str, curves: Sequence[Curves]) -> Table:
+    """The ends of all contenders: step size, losses, accuracies and what was sent."""
+    columns = ("contender", "step size", "training loss", "test accuracy", "its spread over seeds", "numbers sent")
+    rows = [
+        (
+            course.label, f"{course.step_size:g}{' (edge of grid)' if course.on_edge else ''}",
+            f"{course.final('loss').mean():.4g}", f"{course.final('test_accuracy').mean():.4f}",
+            f"{course.final('test_accuracy').std(ddof=1) if len(course.final('loss')) > 1 else 0:.4f}",
+            f"{course.floats[-1]:.3g}",
+        )
+        for course in curves
+    ]  # fmt: skip
+    return Table(title, columns, rows)

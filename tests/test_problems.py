@@ -285,3 +285,20 @@ def test_the_loss_of_every_known_optimum_is_the_known_value(name: str, x64: None
     metrics = federation.clients.metrics(federation.clients.x_star)
     np.testing.assert_allclose(float(metrics["loss"]), federation.facts.f_star, rtol=1e-9, atol=1e-12)
     assert float(metrics["distance"]) == 0
+
+
+def test_squared_loss_of_a_network_is_half_the_squared_distance_to_one_hot_labels(x64: None) -> None:
+    data = load_digits()
+    model = sj.models.deep_relu((64,), 10, root_key(0), width=7)
+    parts = [np.arange(30), np.arange(30, 90)]
+    federation = sj.problems.classification(data, parts, model, loss="squared", weights="size")
+    first, top = np.asarray(model.weights[0]), np.asarray(model.top())
+    x, y = np.asarray(data.x_train[:90], float), np.eye(10)[data.y_train[:90]]
+    hidden = x @ first.T
+    error = np.maximum(hidden, 0) @ top.T - y
+    history = sj.run(federation, LocalSGD(0.01, 1), 1, progress=False)
+    np.testing.assert_allclose(history.table["loss"].iloc[0], 0.5 * np.mean(np.sum(error**2, 1)), rtol=1e-12)
+    gradient = ((error @ top) * (hidden >= 0)).T @ x / 90
+    np.testing.assert_allclose(history.params.weights[0], first - 0.01 * gradient, rtol=0, atol=1e-13)
+    with pytest.raises(sj.SojournError, match='did you mean "squared"'):
+        sj.problems.classification(data, parts, model, loss="square")

@@ -1,11 +1,14 @@
 """Sweeps over federations: alike ones run as one program, and every setting gives what its own run gives."""
 
+import equinox as eqx
+import jax
 import numpy as np
 import pytest
 
 import sojourn as sj
 from sojourn.algorithms import LocalSGD
 from sojourn.core.errors import SojournError
+from sojourn.core.keys import root_key
 from sojourn.driver import stack_clients
 from sojourn.experiment import sweep_config
 from sojourn.sweeping import Setting, _blocks, sweep_settings
@@ -85,3 +88,22 @@ def test_a_swept_option_of_the_problem_runs_as_one_program(tmp_path) -> None:
     [single] = sweep_config(alone, ["algorithm.step_size=0.005,0.01"], tmp_path / "alone")
     last = history.table[(history.table["round"] == 3) & (history.table["problem.mean_spread"] == 4.0)]
     np.testing.assert_allclose(last["loss"], single.table[single.table["round"] == 3]["loss"], rtol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "reference"])
+def test_models_with_an_activation_among_their_leaves_are_joined(engine: str) -> None:
+    homes = [_network(seed) for seed in (0, 1)]
+    settings = [
+        Setting(LocalSGD(0.1, steps), seed, {"steps": steps}, homes[seed]) for steps in (1, 2) for seed in (0, 1)
+    ]
+    history = sweep_settings(None, settings, 1, engine=engine, progress=False)
+    alone = sj.run(homes[1], LocalSGD(0.1, 2), 1, seed=1, engine=engine, progress=False)
+    joined, one = (eqx.filter(params, eqx.is_array) for params in (history.params, alone.params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[3], b, rtol=1e-5, atol=1e-6), joined, one)
+    assert history.params.activation is alone.params.activation
+
+
+def _network(seed: int) -> sj.Federation:
+    data = sj.data.load("digits")
+    model = sj.models.mlp((64,), 10, root_key(seed), hidden=[4])
+    return sj.problems.classification(data, sj.partition.iid(data.y_train, 3, seed=seed), model, batch_size=4)

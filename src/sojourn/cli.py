@@ -96,12 +96,16 @@ class Scale(enum.StrEnum):
 @app.command("reproduce")
 def reproduce_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Its name; `sojourn list recipes` shows them.")],
-    scale: Annotated[Scale, typer.Option(help="quick: under a minute; full: the size of the paper.")] = Scale.QUICK,
+    scale: Annotated[Scale, typer.Option(help="quick: a minute or a few; full: the size of the paper.")] = Scale.QUICK,
     out: Annotated[
         Path | None, typer.Option(help="Directory of the result. Default: runs/RECIPE-SCALE.", show_default=False)
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the claims as JSON, and nothing else.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a reproduction that was stopped.")] = False,
+    publish: Annotated[
+        Path | None,
+        typer.Option(help="Also write a Markdown page with figures here, and an index.", show_default=False),
+    ] = None,
 ) -> None:
     """Repeat a figure of a paper and judge what the paper claims of it.
 
@@ -109,16 +113,22 @@ def reproduce_command(
 
     Examples: `sojourn reproduce thesis-5.1a`, `sojourn reproduce thesis-4.2 --scale full --json`
     """
+    from sojourn.core.errors import SojournError
     from sojourn.recipes import reproduce
     from sojourn.recipes.base import CLAIMS_FILE, summary
+    from sojourn.recipes.publish import publish as write_page
 
     place = out or Path("runs") / f"{recipe}-{scale.value}"
+    if publish is not None and publish.exists() and not publish.is_dir():
+        raise SojournError(f"{publish} is a file; give a directory as --publish.")
     _make_room(recipe, scale.value, place, resume)
     try:
         done = reproduce(recipe, scale.value, out=place, resume=resume)
     except KeyboardInterrupt:
         print("sojourn: stopped; go on with --resume", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
+    if publish is not None:
+        write_page(done, publish)
     if json_:
         print((place / CLAIMS_FILE).read_text(encoding="utf-8"), end="")
     else:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -224,17 +225,23 @@ def _one_by_one(
             break
     table = pd.concat([h.table.assign(setting=number) for number, h in enumerate(histories)], ignore_index=True)
     table.insert(0, "setting", table.pop("setting"))
-    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[h.params for h in histories])
+    params = _joined(jnp.stack, [h.params for h in histories])
     spent = {name: sum(h.manifest[name] for h in histories) for name in ("seconds", "compile_seconds")}
     return History(table, {**histories[-1].manifest, **spent}, params=params)
 
 
 def _joined_params(parts: list[Any], order: np.ndarray) -> Any:
     """The models of all settings, stacked; None where they differ in shape."""
-    shapes = {str(jax.tree.map(lambda a: a.shape[1:], part)) for part in parts}
+    shapes = {str(jax.tree.map(lambda a: a.shape[1:], eqx.filter(part, eqx.is_array))) for part in parts}
     if len(shapes) > 1:
         return None
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
+    return _joined(lambda leaves: jnp.concatenate(leaves)[order], parts)
+
+
+def _joined(join: Callable[[Sequence[jax.Array]], jax.Array], models: Sequence[Any]) -> Any:
+    """Models as one, array by array; what is not an array (an activation) is the same in all."""
+    arrays, rest = zip(*(eqx.partition(model, eqx.is_array) for model in models), strict=True)
+    return eqx.combine(jax.tree.map(lambda *leaves: join(leaves), *arrays), rest[0])
 
 
 def _described(federation: Federation | None, settings: Sequence[Setting]) -> list[dict[str, Any]]:

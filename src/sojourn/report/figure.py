@@ -179,7 +179,7 @@ def write_figures(charts: Mapping[str, tuple[str, Spec]], folder: Path, formats:
         alone = for_file(spec, title)
         for form in formats:
             path = folder / f"figure-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.{form}"
-            write_atomically(path, functools.partial(Path.write_bytes, data=_static(alone, form)))
+            write_atomically(path, functools.partial(Path.write_bytes, data=static(alone, form)))
             written.append(path)
     return written
 
@@ -249,7 +249,7 @@ CONFIG: Spec = {
 }
 
 
-def _static(spec: Spec, form: str) -> bytes:
+def static(spec: Spec, form: str) -> bytes:
     if form == "png":
         return vl_convert.vegalite_to_png(spec, scale=2)
     if form == "pdf":

@@ -1,0 +1,61 @@
+"""Reproductions as Markdown: every claim with its verdict, figures that are pictures, an index that follows."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from sojourn.recipes import RECIPES, Bench, Findings, Recipe
+from sojourn.recipes.base import Table
+from test_cli import Command
+from test_recipes import FAILS, HOLDS, OPEN, add, command, tiny  # noqa: F401
+
+Add = Callable[[Recipe], None]
+
+
+def test_a_page_shows_every_claim_figure_and_table(command: Command, add: Add) -> None:  # noqa: F811
+    plain = tiny(HOLDS, FAILS, OPEN, figure=("bad",))
+
+    def with_table(bench: Bench) -> Findings:
+        found = plain.carry_out(bench)
+        return Findings(found.claims, found.figures, found.histories, [Table("Ends", ("who", "what"), [("a|b", "1")])])
+
+    add(Recipe(plain.name, plain.title, plain.source, plain.about, plain.scales, with_table))
+    assert command("reproduce", "tiny", "--out", "here", "--publish", "pages").code == 4
+    page = Path("pages/tiny-quick/README.md").read_text(encoding="utf-8")
+    for claim in (HOLDS, FAILS, OPEN):
+        assert f"| **{claim.verdict}** | {claim.text} | {claim.evidence} |" in page
+    assert "## Ends" in page and "| a\\|b | 1 |" in page
+    assert Path("pages/tiny-quick/figure-1.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert "![A chart](figure-1.svg)" in page
+    index = Path("pages/README.md").read_text(encoding="utf-8")
+    assert "[tiny, quick](tiny-quick/README.md)" in index and "| 1 of 3 | bad |" in index
+    assert "Ends" in Path("here/report.html").read_text(encoding="utf-8")
+
+
+def test_the_index_follows_what_lies_there(command: Command, add: Add) -> None:  # noqa: F811
+    add(tiny(HOLDS))
+    add(tiny(FAILS, name="other"))
+    command("reproduce", "tiny", "--out", "a", "--publish", "pages")
+    Path("pages/tiny-quick/figure-7.svg").write_text("of an earlier version")
+    command("reproduce", "other", "--out", "b", "--publish", "pages")
+    command("reproduce", "tiny", "--out", "a", "--publish", "pages")
+    assert not Path("pages/tiny-quick/figure-7.svg").exists()
+    index = Path("pages/README.md").read_text(encoding="utf-8")
+    assert "| 1 of 1 | none |" in index and "| 0 of 1 | bad |" in index
+
+
+def test_a_file_in_the_way_is_named_and_left(command: Command, add: Add) -> None:  # noqa: F811
+    add(tiny(HOLDS))
+    Path("pages").write_text("mine")
+    assert "pages is a file" in command.refused("reproduce", "tiny", "--out", "here", "--publish", "pages")
+    assert Path("pages").read_text() == "mine" and not Path("here").exists()
+
+
+def test_committed_pages_are_of_recipes_that_exist() -> None:
+    folder = Path(__file__).parent.parent / "docs" / "reproductions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    kept = sorted(folder.glob("*/claims.json"))
+    assert kept
+    for path in kept:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        assert told["recipe"] in RECIPES and f"({path.parent.name}/README.md)" in index

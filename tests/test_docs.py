@@ -4,9 +4,13 @@ import re
 import tomllib
 from pathlib import Path
 
+import equinox as eqx
 import pytest
 
 from sojourn.config import validate
+from sojourn.core.keys import root_key
+from sojourn.core.vec import size
+from sojourn.models import MODELS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,3 +42,17 @@ def test_every_dependency_is_explained() -> None:
     names = {re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]}
     explained = set(re.findall(r"[\w-]+", (ROOT / "docs" / "dependencies.md").read_text()))
     assert names - explained == set()
+
+
+def test_the_counts_of_weights_are_those_of_the_models() -> None:
+    page = (ROOT / "docs" / "networks.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
+    told = {}
+    for names, _, shape, counts in rows:
+        numbers = [int(n.replace(",", "")) for n in re.findall(r"\d[\d,]*\d", counts)]
+        for name, number in zip(re.findall(r"`([\w-]+)`", names), numbers, strict=True):
+            told[name] = ((28, 28, 1) if "any" in shape else tuple(map(int, re.findall(r"\d+", shape))), number)
+    assert set(told) == set(MODELS)
+    for name, (shape, number) in told.items():
+        model = eqx.filter_eval_shape(lambda n=name, s=shape: MODELS[n](s, 10, root_key(0)))
+        assert size(eqx.filter(model, lambda leaf: hasattr(leaf, "shape"))) == number, name

@@ -86,7 +86,7 @@ def make_job(
 ) -> Job:  # fmt: skip
     """A job, checked before anything runs."""
     use_compilation_cache()
-    machine = _engine(engine)
+    machine = engine_of(engine)
     if not isinstance(federation, Federation) or not isinstance(algorithm, Algorithm):
         raise SojournError("run takes a federation, then an algorithm (an object, as in LocalSGD(step_size=0.1)).")
     if jax.numpy.result_type(float) != jnp.float64 and any(
@@ -139,7 +139,7 @@ def _same(one: jax.Array, other: jax.Array) -> bool:
     return one is other or np.array_equal(one, other)
 
 
-def _engine(engine: str | Engine) -> Engine:
+def engine_of(engine: str | Engine) -> Engine:
     if not isinstance(engine, str):
         return engine
     if engine not in ENGINES:

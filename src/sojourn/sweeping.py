@@ -2,7 +2,8 @@
 
 Settings whose algorithms differ only in real numbers form grids of algorithms and worlds that run side by side; a world
 is a seed, or a federation and a seed, where federations of the same shapes share a grid. Other differences (a count,
-a choice, a shape) make further grids, one program each. A grid that would not fit in memory is cut.
+a choice, a shape) make further grids, one program each. A grid that would not fit in memory is cut; one of models so
+large that they are faster one after another is cut into single settings, which share a program.
 """
 
 import dataclasses
@@ -23,8 +24,8 @@ from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import root_key
 from sojourn.core.vec import size
-from sojourn.driver import Running, describe, find_landmarks, make_job, run, stack_leaves, stop_on_signal
-from sojourn.engine import ENGINES, Engine
+from sojourn.driver import Running, describe, engine_of, find_landmarks, make_job, run, stack_leaves, stop_on_signal
+from sojourn.engine import Engine
 from sojourn.engine.rounds import RunState, start
 from sojourn.history import History
 from sojourn.progress import Display
@@ -98,12 +99,12 @@ def sweep_settings(
     if directory is not None and not resume and any(directory.glob("block-*")):
         raise SojournError(f"{directory} holds a sweep already; use --resume to go on with it, or another --out.")
     parts: list[tuple[list[int], History]] = []
-    blocks = _blocks(federation, settings)
+    blocks = _blocks(federation, settings, engine_of(engine))
     with stop_on_signal() as stopped:
         for number, block in enumerate(blocks):
             place = None if directory is None else directory / f"block-{number:03d}"
             numbers = block.numbers
-            if not _sweeps(engine):
+            if not engine_of(engine).sweeps:
                 history = _one_by_one(block, [settings[i] for i in numbers], rounds, place, resume, how)
                 numbers = numbers[: int(history.table["setting"].max()) + 1]  # fewer, when it was stopped
             else:
@@ -119,10 +120,6 @@ def sweep_settings(
     return merged
 
 
-def _sweeps(engine: str | Engine) -> bool:
-    return ENGINES[engine].sweeps if isinstance(engine, str) and engine in ENGINES else getattr(engine, "sweeps", True)
-
-
 @dataclasses.dataclass(frozen=True)
 class Block:
     """A full grid of algorithms and worlds that runs as one program; `numbers` are its settings, worlds fastest."""
@@ -132,7 +129,7 @@ class Block:
     numbers: list[int]
 
 
-def _blocks(federation: Federation | None, settings: Sequence[Setting]) -> list[Block]:
+def _blocks(federation: Federation | None, settings: Sequence[Setting], engine: Engine) -> list[Block]:
     """The settings as grids: algorithms of one structure that are run in the same worlds, cut to fit in memory."""
     federations: dict[int, Federation] = {}  # by identity
     content_of, shape_of = _by_identity(_content), _by_identity(_shape)
@@ -153,7 +150,7 @@ def _blocks(federation: Federation | None, settings: Sequence[Setting]) -> list[
         grids.setdefault((structure, shape, tuple(numbers)), []).append(numbers)
     blocks = []
     for (_, _, worlds), members in grids.items():
-        room = _settings_that_fit(federations[worlds[0][0]], settings[members[0][worlds[0]]].algorithm)
+        room = _settings_that_fit(federations[worlds[0][0]], settings[members[0][worlds[0]]].algorithm, engine)
         for some_worlds in _cut(list(worlds), room):
             for some in _cut(members, max(1, room // len(some_worlds))):
                 algorithms = [settings[numbers[worlds[0]]].algorithm for numbers in some]
@@ -189,7 +186,9 @@ def _cut(items: list[Any], length: int) -> list[list[Any]]:
     return [items[i : i + length] for i in range(0, len(items), length)]
 
 
-def _settings_that_fit(federation: Federation, algorithm: Algorithm) -> int:
+def _settings_that_fit(federation: Federation, algorithm: Algorithm, engine: Engine) -> int:
+    if engine.sweeps and engine.settings_in_turn(federation):
+        return 1
     server, memory = jax.eval_shape(lambda x0: (algorithm.init_server(x0), algorithm.init_client(x0)), federation.x0)
     each = 8 * (size(server) + federation.num_clients * size(memory)) + 1
     return max(1, _BLOCK_BYTES // each)

@@ -67,6 +67,10 @@ class Objective(eqx.Module):
         """How many points an exact answer looks at; 1 where the client is a formula."""
         return 1
 
+    def largest_array(self, batch_size: int | None) -> int:
+        """Numbers in the largest array that a gradient makes of its batch (None: of an exact answer's), if known."""
+        return 0
+
 
 class Ledger:
     """Counts the calls while a client's work is traced. Loops push a page, and multiply it by their length."""

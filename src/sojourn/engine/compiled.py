@@ -2,7 +2,7 @@
 
 A chunk is a loop whose length is an argument, so chunks of any length share one compilation and give the same bits.
 Rounds, clients and local steps never return to Python. Evaluation happens inside the loop, in rounds that ask for it.
-A sweep runs the same loop with every round vmapped over the settings.
+A sweep runs the same loop with every round vmapped over the settings, as long as their models are small.
 """
 
 import dataclasses
@@ -17,10 +17,11 @@ from sojourn.algorithms.base import Algorithm
 from sojourn.core.federation import Clients, Federation
 from sojourn.engine.rounds import Course, Plan, Rows, RunState, answer, evaluate, lost, over_grid, play_round
 
-# Weights, gradients and new weights of the clients that work side by side: in one run they should stay in cache;
-# in a sweep, or on an accelerator, wide operations are shared by all cores, and only memory is a limit.
+# What those that work side by side hold, clients times settings: on a processor it should stay in cache; an accelerator
+# wants wide operations, and only its memory is a limit.
 _SIDE_BY_SIDE_BYTES = 1 << 22
-_SIDE_BY_SIDE_BYTES_AT_MOST = 1 << 26
+_SIDE_BY_SIDE_BYTES_ON_ACCELERATOR = 1 << 26
+_FEW = 8  # settings: where not even so many fit side by side, one after another is faster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +44,15 @@ class Compiled:
         clients = federation.clients
         if clients.sizes is not None and clients.batch_size is None and _uneven(clients.sizes):
             return 1  # exact answers of unequal clients: side by side, all would wait for the largest
-        each = 3 * sum(leaf.nbytes for leaf in jax.tree.leaves(federation.x0)) * num_settings
-        cached = num_settings == 1 and jax.default_backend() == "cpu"
-        budget = _SIDE_BY_SIDE_BYTES if cached else _SIDE_BY_SIDE_BYTES_AT_MOST
-        return max(1, min(cohort, budget // each))
+        return max(1, min(cohort, _budget() // (num_settings * _held_by(federation))))
+
+    def settings_in_turn(self, federation: Federation) -> bool:
+        """Whether a sweep's settings are faster one after another: a single model keeps the processor busy.
+
+        Operations that many settings share save calls, which matter for small models. Large ones gain nothing and lose
+        the cache, and a setting that has diverged still costs its full share.
+        """
+        return self.placement != "vmap" and _FEW * _held_by(federation) > _budget()
 
     def capacity(self, plan: Plan) -> int:
         """How many rounds one chunk can report on."""
@@ -71,6 +77,19 @@ class Compiled:
 
 def _metrics(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState) -> dict[str, jax.Array]:
     return over_grid(lambda a, c, s: evaluate(a, c, plan, s), plan)(algorithm, clients, state)
+
+
+def _budget() -> int:
+    return _SIDE_BY_SIDE_BYTES if jax.default_backend() == "cpu" else _SIDE_BY_SIDE_BYTES_ON_ACCELERATOR
+
+
+def _held_by(federation: Federation) -> int:
+    """Bytes in a client's hands at a local step: weights, gradient, new weights; the largest array made of its batch
+    and that array's gradient (of convolutions they are far larger than the weights)."""
+    leaves = jax.tree.leaves(federation.x0)
+    clients = federation.clients
+    made = clients.objective.largest_array(clients.batch_size) * max(leaf.dtype.itemsize for leaf in leaves)
+    return 3 * sum(leaf.nbytes for leaf in leaves) + 2 * made
 
 
 def _uneven(sizes: jax.Array) -> bool:

@@ -31,6 +31,9 @@ class Reference:
     def width(self, federation: Federation, cohort: int, num_settings: int = 1) -> int:
         return 1
 
+    def settings_in_turn(self, federation: Federation) -> bool:
+        return True
+
     def capacity(self, plan: Plan) -> int:
         return 64
 

@@ -65,6 +65,8 @@ def over_grid(
     """
     if plan.grid is None:
         return function
+    if plan.grid == (1, 1):
+        return _alone(function)
 
     def everywhere(algorithm: Algorithm, clients: Clients, state: RunState) -> Any:
         leaves, structure = jax.tree.flatten(clients)
@@ -75,6 +77,20 @@ def over_grid(
         return in_all(algorithm, leaves, state)
 
     return everywhere
+
+
+def _alone(
+    function: Callable[[Algorithm, Clients, RunState], Any],
+) -> Callable[[Algorithm, Clients, RunState], Any]:
+    """The function for a grid of a single run: the same program as without a grid."""
+
+    def there(algorithm: Algorithm, clients: Clients, state: RunState) -> Any:
+        one = jax.tree.map(lambda a: a[0], algorithm)
+        server, memory = jax.tree.map(lambda a: a.reshape(a.shape[2:]), (state.server, state.memory))
+        found = function(one, clients, RunState(server, memory, state.round, state.root[0]))
+        return jax.tree.map(lambda a: a[None, None], found)
+
+    return there
 
 
 class Rows(eqx.Module):

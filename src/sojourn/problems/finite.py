@@ -63,6 +63,7 @@ class FiniteData(Objective):
     equal_size: int | None = eqx.field(static=True)
     stochastic: bool = eqx.field(static=True, default=False)  # whether a drawn row comes with a key for the loss
     evaluation_rows: int = eqx.field(static=True, default=_EVALUATION_ROWS)  # of one block of the global pass
+    numbers_of_a_row: int = eqx.field(static=True, default=0)  # in the largest array that the loss makes of a row
     redeal: Redeal | None = None  # whether rows change hands every round
     order: jax.Array | None = None  # (rows,) in a round of such a federation: the row that lies at each place
 
@@ -117,6 +118,10 @@ class FiniteData(Objective):
     def _whole(self) -> bool:
         """Whether an exact answer takes all of a client's rows at once."""
         return self.equal_size is not None and self.equal_size <= self.evaluation_rows
+
+    def largest_array(self, batch_size: int | None) -> int:
+        exact = self.equal_size if self._whole else _BLOCK_ROWS
+        return self.numbers_of_a_row * (batch_size or exact or 1)
 
     def metrics(self, x: Any, weights: jax.Array | None) -> dict[str, jax.Array]:
         found = {"loss": self._weighted_loss(x, weights), **self._mean_measure(x, self.rows)}
@@ -266,6 +271,7 @@ def federation_of_rows(
     check_loss(on_model, arrays, one_row)
     if stochastic:
         check_loss(on_model, arrays, one_row, jax.random.split(root_key(0), 1))
+    numbers = _numbers_of_a_row(on_model, arrays, one_row)
     equal = bool((sizes == sizes[0]).all())
     objective = FiniteData(
         rows=jax.tree.map(lambda a: jnp.asarray(_default_precision(a)), rows),
@@ -279,7 +285,8 @@ def federation_of_rows(
         measure=None if metrics is None else _OnModel(metrics, rebuild),
         equal_size=int(sizes[0]) if equal else None,
         stochastic=stochastic,
-        evaluation_rows=_evaluation_rows(on_model, arrays, one_row),
+        evaluation_rows=_evaluation_rows(numbers),
+        numbers_of_a_row=numbers or 0,
         redeal=None if groups is None else _redeal(groups),
     )
     if isinstance(weights, str):
@@ -322,8 +329,8 @@ def check_loss(loss: Loss, arrays: Any, *batch: Any) -> None:
         raise SojournError(f"the loss gives {value}, not one float; return the mean over the rows of the batch.")
 
 
-def _evaluation_rows(loss: Loss, arrays: Any, row: Any) -> int:
-    """How many rows a block of the global pass may have: a power of two, by the largest array made of one row."""
+def _numbers_of_a_row(loss: Loss, arrays: Any, row: Any) -> int | None:
+    """The size of the largest array that the loss makes of one row; None where that is not clear."""
 
     def sizes(number: int) -> list[int]:
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((number, *a.shape[1:]), a.dtype), row)
@@ -331,10 +338,15 @@ def _evaluation_rows(loss: Loss, arrays: Any, row: Any) -> int:
 
     two, three = sizes(2), sizes(3)
     if len(two) != len(three):
-        return _EVALUATION_ROWS  # a loss that does other things for other numbers of rows
+        return None  # a loss that does other things for other numbers of rows
     # what grows from two rows to three is made of rows; what does not is made of the parameters alone
-    largest = max((more - less for less, more in zip(two, three, strict=True)), default=0)
-    return min(_EVALUATION_ROWS, 1 << max(0, (_EVALUATION_NUMBERS // max(1, largest)).bit_length() - 1))
+    return max((more - less for less, more in zip(two, three, strict=True)), default=0)
+
+
+def _evaluation_rows(numbers_of_a_row: int | None) -> int:
+    """How many rows a block of the global pass may have: a power of two, by the largest array made of one row."""
+    fit = _EVALUATION_NUMBERS // max(1, numbers_of_a_row or 0)
+    return min(_EVALUATION_ROWS, 1 << max(0, fit.bit_length() - 1))
 
 
 def _sizes_in(jaxpr: Any) -> list[int]:

@@ -7,6 +7,8 @@ from sojourn.recipes import (
     crossover,
     lower_bounds,
     outer_step,
+    relu_figures,
+    relu_theory,
     thesis_2_2,
     thesis_4_1,
     thesis_4_2,
@@ -29,6 +31,10 @@ RECIPES: dict[str, Recipe] = {
         lower_bounds.RECIPE,
         crossover.RECIPE,
         outer_step.RECIPE,
+        relu_figures.WIDTH,
+        relu_figures.GAP,
+        relu_figures.DEPTH,
+        relu_theory.RECIPE,
     )
 }
 

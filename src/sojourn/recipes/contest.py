@@ -91,7 +91,7 @@ class Contest:
         on_edge = False
         if step_size is None:
             step_size, on_edge = self.tune(contender)
-        settings = [_setting(contender, step_size, seed) for seed in self.seeds]
+        settings = _settings(contender, [step_size], self.seeds)
         table = self._sweep(contender.label, settings, contender.rounds)
         sums = table[["setting", "floats_down", "floats_up", "local_steps", "participants"]].groupby("setting").cumsum()
         table["floats"] = sums["floats_down"] + sums["floats_up"]
@@ -110,7 +110,7 @@ class Contest:
         grid = list(contender.step_sizes)
         if len(grid) == 1:
             return grid[0], False
-        settings = [_setting(contender, step, seed) for step in grid for seed in TUNING_SEEDS]
+        settings = _settings(contender, grid, TUNING_SEEDS)
         rounds = min(contender.rounds, self.tuning_rounds or contender.rounds)
         table = self._sweep(f"{contender.label} tuning", settings, rounds)
         ends = table[table["round"] == table.groupby("setting")["round"].transform("max")]
@@ -125,8 +125,12 @@ class Contest:
         return history.table.copy()
 
 
-def _setting(contender: Contender, step_size: float, seed: int) -> Setting:
-    return Setting(contender.make(step_size), seed, {"step_size": step_size}, contender.home(seed))
+def _settings(contender: Contender, step_sizes: Sequence[float], seeds: Sequence[int]) -> list[Setting]:
+    """Every step size on every seed, all on one federation per seed."""
+    homes = {seed: contender.home(seed) for seed in seeds}
+    return [
+        Setting(contender.make(step), seed, {"step_size": step}, homes[seed]) for step in step_sizes for seed in seeds
+    ]
 
 
 def chart(

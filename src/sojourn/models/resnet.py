@@ -19,7 +19,6 @@ from sojourn.models.cnn import Groups
 from sojourn.models.convolution import Conv2d, max_pool, mean_pool
 from sojourn.models.layers import GroupNorm, as_image, image_shape
 
-
 FirstWidth = Annotated[int, Field(ge=1, description="channels of the first stage, doubled at every further one")]
 
 

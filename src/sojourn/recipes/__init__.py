@@ -13,6 +13,8 @@ from sojourn.recipes import (
     thesis_4_3,
     thesis_5_1,
     thesis_d_1,
+    wide,
+    wide_3,
 )
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, Reproduction, carry_out
 
@@ -29,6 +31,10 @@ RECIPES: dict[str, Recipe] = {
         lower_bounds.RECIPE,
         crossover.RECIPE,
         outer_step.RECIPE,
+        wide.WIDE_1,
+        wide.WIDE_2,
+        wide_3.RECIPE,
+        wide.WIDE_4,
     )
 }
 

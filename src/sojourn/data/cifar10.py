@@ -1,6 +1,9 @@
 """CIFAR-10 (Krizhevsky, 2009): 32 x 32 colour photographs in ten classes, from the binary version's six batches."""
 
+from typing import Annotated, Literal
+
 import numpy as np
+from pydantic import Field
 
 from sojourn.core.errors import SojournError
 from sojourn.data.dataset import Dataset, Pixels
@@ -33,24 +36,44 @@ CIFAR10 = Source(
 )
 
 
+Shrink = Annotated[
+    Literal[1, 2, 4], Field(description="side of the squares of pixels that become one, their mean; 2: 16 x 16 images")
+]
+
+
 def load_cifar10(
-    *, num_train: NumTrain = None, num_test: NumTest = None, normalise: Normalise = False, seed: Seed = 0
+    *,
+    num_train: NumTrain = None,
+    num_test: NumTest = None,
+    normalise: Normalise = False,
+    seed: Seed = 0,
+    shrink: Shrink = 1,
 ) -> Dataset:
     """Colour photographs, 32 x 32: 50,000 to train, 10,000 to test; pixels in [0, 1] unless normalised."""
     pixels = Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)) if normalise else Pixels()
-    return load_batches(CIFAR10, pixels, num_train, num_test, seed)
+    return load_batches(CIFAR10, pixels, num_train, num_test, seed, shrink)
 
 
-def load_batches(source: Source, pixels: Pixels, num_train: int | None, num_test: int | None, seed: int) -> Dataset:
+def load_batches(
+    source: Source, pixels: Pixels, num_train: int | None, num_test: int | None, seed: int, shrink: int = 1
+) -> Dataset:
     """The data set in binary batches, of which the last is to test; images become channels-last."""
     contents = read_files(source)
     batches = [parse_batch(contents.pop(0), f"{source.name}'s {file.names[0]}") for file in source.files]
     y_train, y_test = np.concatenate([labels for labels, _ in batches[:-1]]), batches[-1][0]
     train, test = subset(y_train, num_train, 10, "num_train", seed), subset(y_test, num_test, 10, "num_test", seed)
-    x_train = np.concatenate([images for _, images in batches[:-1]])[train]
-    return Dataset(
-        source.name, x_train, y_train[train], batches[-1][1][test], y_test[test], num_classes=10, pixels=pixels
-    )
+    x_train = shrunk(np.concatenate([images for _, images in batches[:-1]])[train], shrink)
+    x_test = shrunk(batches[-1][1][test], shrink)
+    return Dataset(source.name, x_train, y_train[train], x_test, y_test[test], num_classes=10, pixels=pixels)
+
+
+def shrunk(images: np.ndarray, side: int) -> np.ndarray:
+    """Means over squares of side x side pixels, rounded to bytes."""
+    if side == 1:
+        return images
+    number, height, width, channels = images.shape
+    squares = images.reshape(number, height // side, side, width // side, side, channels)
+    return np.asarray(np.rint(squares.mean(axis=(2, 4), dtype=np.float32)), np.uint8)
 
 
 def parse_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:

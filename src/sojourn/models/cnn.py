@@ -13,6 +13,9 @@ from sojourn.models.layers import Dropout, GroupNorm, as_image, image_shape, key
 from sojourn.models.mlp import DropoutRate
 
 Groups = Annotated[int, Field(ge=1, description="groups of channels of the normalisations")]
+WidthShare = Annotated[
+    float, Field(gt=0, le=4, description="channels and units as a share of the network's own, at least one each")
+]
 
 _KEEP = Dropout(0.0)  # drops nothing
 
@@ -60,16 +63,20 @@ def mnist_cnn(input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *,
     )  # fmt: skip
 
 
-def cifar_cnn_small(input_shape: tuple[int, ...], num_classes: int, key: jax.Array) -> Any:
+def cifar_cnn_small(
+    input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, width_share: WidthShare = 1.0
+) -> Any:
     """The small CNN of FedAvg on small and large nets: 5 x 5 convolutions of 6 and 16 channels, 120 and 84 units."""
-    return _cnn(
-        "cifar-cnn-small", input_shape, num_classes, key, channels=(6, 16), kernel=5, units=(120, 84)
-    )  # fmt: skip
+    channels, units = _scaled((6, 16), width_share), _scaled((120, 84), width_share)
+    return _cnn("cifar-cnn-small", input_shape, num_classes, key, channels=channels, kernel=5, units=units)
 
 
-def cifar_cnn_large(input_shape: tuple[int, ...], num_classes: int, key: jax.Array) -> Any:
+def cifar_cnn_large(
+    input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, width_share: WidthShare = 1.0
+) -> Any:
     """The large CNN of FedAvg on small and large nets: three 3 x 3 convolutions of 128 channels, each pooled."""
-    return _cnn("cifar-cnn-large", input_shape, num_classes, key, channels=(128, 128, 128), kernel=3, units=())
+    channels = _scaled((128, 128, 128), width_share)
+    return _cnn("cifar-cnn-large", input_shape, num_classes, key, channels=channels, kernel=3, units=())
 
 
 def cifar_cnn_async(
@@ -94,6 +101,10 @@ def cifar_cnn_lamb(input_shape: tuple[int, ...], num_classes: int, key: jax.Arra
     return _cnn(
         "cifar-cnn-lamb", input_shape, num_classes, key, channels=(32, 64, 64), kernel=3, padding=1, units=(512,)
     )  # fmt: skip
+
+
+def _scaled(sizes: Sequence[int], share: float) -> tuple[int, ...]:
+    return tuple(max(1, round(share * size)) for size in sizes)
 
 
 def _cnn(

@@ -8,15 +8,18 @@ and a linear layer. Convolutions have no bias and He's normal weights (variance 
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import equinox as eqx
 import jax
+from pydantic import Field
 
 from sojourn.core.errors import SojournError
 from sojourn.models.cnn import Groups
 from sojourn.models.convolution import Conv2d, max_pool, mean_pool
 from sojourn.models.layers import GroupNorm, as_image, image_shape
+
+FirstWidth = Annotated[int, Field(ge=1, description="channels of the first stage, doubled at every further one")]
 
 
 class NormedConv(eqx.Module):
@@ -102,30 +105,34 @@ def resnet9(input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, g
     return ResNet9(layers, blocks, eqx.nn.Linear(512, num_classes, key=next(keys)))
 
 
-def resnet18(input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, groups: Groups = 32) -> Any:
+def resnet18(
+    input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, groups: Groups = 32, width: FirstWidth = 64
+) -> Any:
     """ResNet-18 for small images, with GroupNorm."""
-    return _resnet("resnet18", input_shape, num_classes, key, (2, 2, 2, 2), groups, bottleneck=False)
+    return _resnet("resnet18", input_shape, num_classes, key, width, (2, 2, 2, 2), groups, bottleneck=False)
 
 
-def resnet50(input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, groups: Groups = 32) -> Any:
+def resnet50(
+    input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, groups: Groups = 32, width: FirstWidth = 64
+) -> Any:
     """ResNet-50 for small images, with GroupNorm."""
-    return _resnet("resnet50", input_shape, num_classes, key, (3, 4, 6, 3), groups, bottleneck=True)
+    return _resnet("resnet50", input_shape, num_classes, key, width, (3, 4, 6, 3), groups, bottleneck=True)
 
 
 def _resnet(
-    name: str, input_shape: tuple[int, ...], num_classes: int, key: jax.Array, depths: Sequence[int], groups: int,
-    *, bottleneck: bool,
+    name: str, input_shape: tuple[int, ...], num_classes: int, key: jax.Array, width: int,
+    depths: Sequence[int], groups: int, *, bottleneck: bool,
 ) -> ResNet:  # fmt: skip
     inputs = image_shape(input_shape, name)[2]
     first_key, last_key, *keys = jax.random.split(key, 2 + sum(depths))
-    first = NormedConv(inputs, 64, 3, groups, first_key)
-    blocks, inputs, rest = [], 64, iter(keys)
+    first = NormedConv(inputs, width, 3, groups, first_key)
+    blocks, inputs, rest = [], width, iter(keys)
     for stage, depth in enumerate(depths):
         for number in range(depth):
             stride = 2 if stage > 0 and number == 0 else 1
             make = _bottleneck if bottleneck else _basic
-            blocks.append(make(inputs, 64 * 2**stage, stride, groups, next(rest)))
-            inputs = 64 * 2**stage * (4 if bottleneck else 1)
+            blocks.append(make(inputs, width * 2**stage, stride, groups, next(rest)))
+            inputs = width * 2**stage * (4 if bottleneck else 1)
     return ResNet(first, tuple(blocks), eqx.nn.Linear(inputs, num_classes, key=last_key))
 
 

@@ -15,6 +15,8 @@ from sojourn.recipes import (
     thesis_4_3,
     thesis_5_1,
     thesis_d_1,
+    wide,
+    wide_3,
 )
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, Reproduction, carry_out
 
@@ -35,6 +37,10 @@ RECIPES: dict[str, Recipe] = {
         relu_figures.GAP,
         relu_figures.DEPTH,
         relu_theory.RECIPE,
+        wide.WIDE_1,
+        wide.WIDE_2,
+        wide_3.RECIPE,
+        wide.WIDE_4,
     )
 }
 

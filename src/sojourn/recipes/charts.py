@@ -1,4 +1,4 @@
-"""Charts that recipes share, as Vega-Lite specifications: level sets in the plane, lines, heat maps."""
+"""Charts that recipes share, as Vega-Lite specifications: level sets in the plane, lines, heat maps, boxes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -146,6 +146,27 @@ def heat_map(rows: Sequence[Mapping[str, Any]], *, x: str, y: str, value: str, l
         "width": "container",
         "height": max(180, 34 * len({row["y"] for row in rows})),
     }  # fmt: skip
+
+
+def boxes(rows: Sequence[Mapping[str, Any]], *, x: str, y: str) -> Spec:
+    """Boxes of the rows' y (quartiles, median, whiskers to the extremes) by x, side by side for every `of`."""
+    places, hues = (list(dict.fromkeys(row[name] for row in rows)) for name in ("x", "of"))
+    value = {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}}
+    return {
+        "data": {"values": [dict(row) for row in rows]},
+        "encoding": {
+            "x": {"field": "x", "type": "nominal", "title": x, "sort": places, "axis": {"labelAngle": 0}},
+            "xOffset": {"field": "of", "sort": hues},
+            "y": value,
+            "color": {"field": "of", "type": "nominal", "title": None, "scale": _colors(hues), "legend": _LEGEND},
+        },
+        "layer": [
+            {"mark": {"type": "boxplot", "extent": "min-max", "size": 28, "opacity": 0.5}},
+            {"mark": {"type": "point", "filled": True, "size": 22, "opacity": 0.9, "tooltip": True}},
+        ],
+        "width": "container",
+        "height": 320,
+    }
 
 
 def _colors(names: Sequence[str]) -> Spec:

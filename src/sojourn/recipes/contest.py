@@ -135,16 +135,19 @@ def _settings(contender: Contender, step_sizes: Sequence[float], seeds: Sequence
 
 def chart(
     title: str, curves: Sequence[Curves], metric: Metric, axis: Axis = "rounds", *, claims: Sequence[str] = (),
-    log_y: bool = False, note: str = "",
+    log_x: bool = False, log_y: bool = False, note: str = "",
 ) -> Figure:  # fmt: skip
-    """A metric against rounds, floats or local steps: means over seeds with bands of 95 %."""
+    """A metric against rounds, floats or local steps: means over seeds with bands of 95 %.
+
+    A logarithmic axis leaves the start out.
+    """
     rows = []
     for course in curves:
         mean, low, high = bands(course.metrics[metric])
         for x, y, lo, hi in zip(getattr(course, axis), mean, low, high, strict=True):
-            if np.isfinite(y):
+            if np.isfinite(y) and (x > 0 or not log_x):
                 rows.append({"x": float(x), "y": float(y), "lo": float(lo), "hi": float(hi), "line": course.label})
-    spec = lines(rows, x=_AXES[axis], y=_WORDS[metric], log_y=log_y, points=False)
+    spec = lines(rows, x=_AXES[axis], y=_WORDS[metric], log_x=log_x, log_y=log_y, points=False)
     seeds = len(curves[0].metrics[metric])
     note = note or f"Means over {seeds} seeds; bands are 95 % bootstrap intervals over them."
     return Figure(title, spec, note, tuple(claims))

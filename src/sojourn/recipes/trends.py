@@ -39,6 +39,24 @@ def bands(repetitions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return repetitions.mean(axis=0), low, high
 
 
+def log_variance_ratio(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Jackknife pseudo-values of log(variance of `first` / variance of `second`) over paired repetitions (Miller).
+
+    Their mean estimates the log ratio and a t-interval of them is its interval. Repetitions are (n,), or (n, points)
+    for the mean of the variances at several points. NaN where there are fewer than three repetitions, or no spread.
+    """
+    n = len(first)
+    if n < 3:
+        return np.full(n, np.nan)
+    rest = ~np.eye(n, dtype=bool)
+    samples = [np.ones(n, dtype=bool), *rest]
+    variances = np.array([[np.var(v[s], axis=0, ddof=1).mean() for s in samples] for v in (first, second)])
+    if not (variances > 0).all():
+        return np.full(n, np.nan)
+    ratio = np.log(variances[0] / variances[1])
+    return np.asarray(n * ratio[0] - (n - 1) * ratio[1:])
+
+
 def decide(low: float, high: float, threshold: float) -> bool | None:
     """Above the threshold, below it, or not decided."""
     return True if low > threshold else False if high < threshold else None

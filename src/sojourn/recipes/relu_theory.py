@@ -317,7 +317,7 @@ def judge_rate(depth: int, corrected: By, by_n: By) -> list[Claim]:
         Claim(
             f"linear-l{depth}", f"At m = {max(corrected)} log L falls linearly in the rounds, not like a power of "
             f"them, L = {depth}.",
-            min(straight) >= STRAIGHT, f"ratios {', '.join(f'{ratio:.3g}' for ratio in straight)}",
+            min(straight) >= STRAIGHT, f"ratios {', '.join(f'{ratio:.3g}' for ratio in straight)}; below 1 while fast modes still fade",
             "slope over the last quarter of the rounds over that of the second", f"at least {STRAIGHT} on every seed "
             "(a power law has 0.415)", len(wide), "correction",
         ),
@@ -454,8 +454,8 @@ RECIPE = Recipe(
     source="Deng and Mahdavi, lemmas 2, 4, 5, 6 and theorem 1",
     about=f"Digits scaled to norm 1, none closer than {CLOSEST} to another, {NUM_CLIENTS} clients with two classes "
     "each; squared loss, the top layer fixed, exact gradients. Widths are far below the theorem's n^16, so the "
-    f"lemmas' forms are checked, not its premise. Declared beforehand: a quantity is unchanged within a factor of {BAND:g} over all "
-    f"widths, a rate within {SAME_SLOPE}.",
+    f"lemmas' forms are checked, not its premise. Declared beforehand: a quantity is unchanged within a factor of "
+    f"{BAND:g} over all widths, a rate within {SAME_SLOPE}.",
     scales={
         "quick": {**_SHARED, "seeds": (0, 1, 2), "rounds": 400, "depths": {
             1: {"widths": (128, 256, 512, 1024), "start_widths": (128, 256, 512, 1024, 2048, 4096)},

@@ -5,6 +5,8 @@ from typing import Any
 from sojourn.core.errors import unknown_name
 from sojourn.recipes import (
     crossover,
+    fed_lamb_2,
+    fed_lamb_3,
     lower_bounds,
     outer_step,
     thesis_2_2,
@@ -29,6 +31,9 @@ RECIPES: dict[str, Recipe] = {
         lower_bounds.RECIPE,
         crossover.RECIPE,
         outer_step.RECIPE,
+        fed_lamb_2.RECIPE,
+        fed_lamb_3.RECIPE_3,
+        fed_lamb_3.RECIPE_4,
     )
 }
 

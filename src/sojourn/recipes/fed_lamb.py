@@ -23,10 +23,11 @@ PARTICIPATION, BATCH_SIZE = 0.5, 32
 ONE_CLASS = {"name": "one-class", "redeal": "class"}
 IID = {"name": "iid", "redeal": "all"}
 LAST, EARLY = 0.2, 0.2  # shares of the rounds (or of what is sent) that ends and beginnings are means over
-GRIDS = {  # a factor of about three apart
-    SGD: (0.01, 0.03, 0.1, 0.3, 1.0),
-    AMS: (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
-    LAMB: (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+_SEVEN = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+GRIDS = {
+    SGD: tuple(0.01 * a for a in _SEVEN),
+    AMS: tuple(1e-4 * a for a in _SEVEN),
+    LAMB: tuple(1e-3 * a for a in _SEVEN),
 }
 
 

@@ -200,13 +200,13 @@ RECIPE = Recipe(
     title="Fed-LAMB on MNIST, one digit per client",
     source="Fed-LAMB paper, figure 2",
     about="Fed-SGD, Fed-AMS and Fed-LAMB with half of the clients per round, batches of 32 and samples dealt anew in "
-    "every round inside each client's digit. Every method's step size is the best of five, a factor of three apart, by "
+    "every round inside each client's digit. Every step size is the best of seven, a factor of three apart, by "
     "the training loss of a run on a seed of its own; Fed-LAMB's lambda is 0, 0.01 or 0.1 where that is said. The "
     "paper is silent about rounds (100 at the full scale), dropout (0.5) and Algorithm 1's open points (the methods' "
     "defaults). A local epoch has the paper's number of steps, n / (32 * active clients), drawn with replacement. "
     "Quick: the perceptron 64-200-10 on scikit-learn's digits, 50 clients, 40 rounds; the CNN on 640 images of MNIST, "
     "20 clients, 20 rounds, lambda = 0. Full: MNIST, 50 clients; about 2 s a round for the perceptron and 10 s for the "
-    "CNN with one local epoch on two cores, five times that with five: with tuning, five hours and a day.",
+    "CNN with one local epoch on two cores, five times that with five: with tuning, six hours and a day.",
     scales={
         "quick": {
             "seeds": range(3),

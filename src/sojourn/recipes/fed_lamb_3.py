@@ -131,7 +131,7 @@ def _panel(network: str, clients: int, epochs: int, *, one_class: bool = False, 
 
 _ABOUT = (
     "Fed-SGD, Fed-AMS and Fed-LAMB with half of the clients per round, batches of 32 and samples dealt anew in every "
-    "round. Every method's step size is the best of five, a factor of three apart, by the training loss of a run on a "
+    "round. Every method's step size is the best of seven, a factor of three apart, by the training loss of a run on a "
     "seed of its own. The paper is silent about rounds (200 at the full scale), the CNN's sizes and how images are "
     "split where clients differ (one class each, as for MNIST). GroupNorm stands in for BatchNorm. A local epoch has "
     "the paper's number of steps, n / (32 * active clients), drawn with replacement. Quick, as two cores cannot run "

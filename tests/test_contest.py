@@ -96,3 +96,18 @@ def test_a_diverged_seed_does_not_hide_the_others() -> None:
     lost = contest.play(contender, step_size=1e30)
     assert lost.metrics["loss"].shape[0] == 2 and not np.isfinite(lost.final("loss")).any()
     assert above(lost.final("loss"), 0.0)[0] is None
+
+
+def test_one_program_for_all_gives_the_same_curves(curves: Curves) -> None:
+    contest = Contest(Bench({}, progress=False), seeds=(0, 1, 2), evaluations=3, one_by_one=True)
+    apart = contest.play(Contender("local SGD", lambda step: LocalSGD(step, STEPS), home, GRID, ROUNDS))
+    assert (apart.step_size, apart.on_edge) == (curves.step_size, curves.on_edge)
+    for name, values in curves.metrics.items():
+        np.testing.assert_allclose(apart.metrics[name], values, rtol=2e-5)
+    np.testing.assert_array_equal(apart.floats, curves.floats)
+
+
+def test_a_step_that_diverges_has_an_infinite_loss() -> None:
+    contest = Contest(Bench({}, progress=False), seeds=(0,), evaluations=3)
+    losses = contest.losses(Contender("local SGD", lambda step: LocalSGD(step, STEPS), home, GRID, ROUNDS))
+    assert np.isfinite(losses[:2]).all() and losses[1] < losses[0]

@@ -63,6 +63,13 @@ def test_digits_split_depends_on_the_seed_alone():
     assert not np.array_equal(first.x_test, other.x_test)
 
 
+def test_digits_as_images_are_the_same_numbers_by_rows():
+    flat, images = load_digits(), load_digits(images=True)
+    assert images.x_train.shape[1:] == images.x_test.shape[1:] == (8, 8, 1)
+    assert (images.x_train[:, 3, 5, 0] == flat.x_train[:, 8 * 3 + 5]).all()
+    assert (images.y_train == flat.y_train).all()
+
+
 def test_digits_refuse_an_impossible_share():
     with pytest.raises(SojournError, match=r"test_share = 1\.5"):
         load_digits(test_share=1.5)

@@ -74,6 +74,7 @@ COUNTS = {
     ("cifar-cnn-async", ()): 1_792 + 36_928 + 73_856 + 147_584 + (8_192 * 512 + 512) + 5_130 + 2 * 384,
     ("cifar-cnn-lamb", ()): 896 + 18_496 + 36_928 + (1_024 * 512 + 512) + 5_130,
     ("resnet9", ()): 6_568_640 + 2 * 2_240 + 10,  # convolutions and last matrix, norms, last bias
+    ("resnet9", (("width", 4), ("groups", 2))): 26_060 + 2 * 140 + 10,
     ("resnet18", ()): 11_173_962,  # the published count of the variant for 32 x 32 images, BatchNorm's or GroupNorm's
     ("resnet50", ()): 23_520_842,
 }
@@ -84,7 +85,7 @@ COUNTS = {
 )
 def test_numbers_of_parameters(model, count: int) -> None:
     name, options = model
-    options = {key: list(value) for key, value in options}
+    options = {key: list(value) if isinstance(value, tuple) else value for key, value in options}
     assert size(trained(shaped(name, **options))) == count
 
 

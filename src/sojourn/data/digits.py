@@ -12,6 +12,7 @@ from sojourn.data.dataset import Dataset
 def load_digits(
     *,
     test_share: Annotated[float, Field(gt=0, lt=1, description="share of every class kept for the test set")] = 0.2,
+    images: Annotated[bool, Field(description="samples of shape (8, 8, 1), as convolutions take them")] = False,
     seed: Annotated[int, Field(ge=0, lt=2**32, description="of the split")] = 0,
 ) -> Dataset:
     """Pixels scaled to [0, 1]; the split takes the same share of every class and depends on the seed alone."""
@@ -23,6 +24,7 @@ def load_digits(
     pixels, labels = bundled(return_X_y=True)
     test = _stratified(labels, test_share, np.random.default_rng(seed))
     x = pixels / 16.0  # the grey values are 0 .. 16
+    x = x.reshape(-1, 8, 8, 1) if images else x
     return Dataset("digits", x[~test], labels[~test], x[test], labels[test], num_classes=10)
 
 

@@ -90,19 +90,26 @@ class ResNet9(eqx.Module):
         return self.last(x.max((0, 1)))
 
 
-def resnet9(input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, groups: Groups = 32) -> Any:
+def resnet9(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    key: jax.Array,
+    *,
+    groups: Groups = 32,
+    width: Annotated[int, Field(ge=1, description="channels of the first convolution, an eighth of the last's")] = 64,
+) -> Any:
     """ResNet-9 with GroupNorm: convolutions of 64, 128, 256, 512 channels and two residual blocks."""
-    height, width, inputs = image_shape(input_shape, "resnet9")
-    if min(height, width) < 8:
+    rows, columns, inputs = image_shape(input_shape, "resnet9")
+    if min(rows, columns) < 8:
         raise SojournError(
-            f'model "resnet9" halves an image three times; {height} x {width} pixels are too few, take at least 8 x 8.'
+            f'model "resnet9" halves an image three times; {rows} x {columns} pixels are too few, take at least 8 x 8.'
         )
     keys = iter(jax.random.split(key, 9))
-    sizes = (inputs, 64, 128, 256, 512)
+    sizes = (inputs, width, 2 * width, 4 * width, 8 * width)
     layers = tuple(NormedConv(a, b, 3, groups, next(keys)) for a, b in itertools.pairwise(sizes))
     pair = lambda c: (NormedConv(c, c, 3, groups, next(keys)), NormedConv(c, c, 3, groups, next(keys)))  # noqa: E731
-    blocks = Skip(pair(128)), Skip(pair(512))
-    return ResNet9(layers, blocks, eqx.nn.Linear(512, num_classes, key=next(keys)))
+    blocks = Skip(pair(2 * width)), Skip(pair(8 * width))
+    return ResNet9(layers, blocks, eqx.nn.Linear(8 * width, num_classes, key=next(keys)))
 
 
 def resnet18(

@@ -5,6 +5,8 @@ from typing import Any
 from sojourn.core.errors import unknown_name
 from sojourn.recipes import (
     crossover,
+    fed_lamb_2,
+    fed_lamb_3,
     lower_bounds,
     outer_step,
     relu_figures,
@@ -41,6 +43,9 @@ RECIPES: dict[str, Recipe] = {
         wide.WIDE_2,
         wide_3.RECIPE,
         wide.WIDE_4,
+        fed_lamb_2.RECIPE,
+        fed_lamb_3.RECIPE_3,
+        fed_lamb_3.RECIPE_4,
     )
 }
 

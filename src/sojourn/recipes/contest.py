@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from sojourn.algorithms.base import Algorithm
 from sojourn.config import validate
@@ -85,6 +86,7 @@ class Contest:
     participation: int | float | None = None
     evaluations: int = 20
     tuning_rounds: int | None = None  # None: as many as are played in the end
+    one_by_one: bool = False  # one program for tuning and all seeds: for networks whose compilation outlasts their runs
 
     def play(self, contender: Contender, step_size: float | None = None) -> Curves:
         """Chooses the step size, unless it is given, and plays all seeds with it."""
@@ -110,19 +112,26 @@ class Contest:
         grid = list(contender.step_sizes)
         if len(grid) == 1:
             return grid[0], False
-        settings = _settings(contender, grid, TUNING_SEEDS)
+        best = int(self.losses(contender).argmin())
+        return grid[best], best in (0, len(grid) - 1)
+
+    def losses(self, contender: Contender) -> np.ndarray:
+        """The training loss at the end of the tuning rounds for every step size; infinite where a run diverged."""
+        settings = _settings(contender, contender.step_sizes, TUNING_SEEDS)
         rounds = min(contender.rounds, self.tuning_rounds or contender.rounds)
         table = self._sweep(f"{contender.label} tuning", settings, rounds)
         ends = table[table["round"] == table.groupby("setting")["round"].transform("max")]
         losses = ends["loss"].where(~ends["diverged"] & np.isfinite(ends["loss"]), np.inf).to_numpy()
-        best = int(losses.reshape(len(grid), -1).mean(axis=1).argmin())
-        return grid[best], best in (0, len(grid) - 1)
+        return np.asarray(losses.reshape(len(contender.step_sizes), -1).mean(axis=1))
 
     def _sweep(self, label: str, settings: Sequence[Setting], rounds: int) -> Any:
         every = max(1, rounds // self.evaluations)
         name = "".join(letter if letter.isalnum() else "-" for letter in label)
-        history = self.bench.sweep(name, settings, rounds, participation=self.participation, eval_every=every)
-        return history.table.copy()
+        how = {"participation": self.participation, "eval_every": every}
+        if not self.one_by_one:
+            return self.bench.sweep(name, settings, rounds, **how).table.copy()
+        each = [self.bench.sweep(f"{name}-{i}", [one], rounds, **how).table for i, one in enumerate(settings)]
+        return pd.concat([table.assign(setting=i) for i, table in enumerate(each)], ignore_index=True)
 
 
 def _settings(contender: Contender, step_sizes: Sequence[float], seeds: Sequence[int]) -> list[Setting]:

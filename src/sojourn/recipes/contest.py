@@ -95,16 +95,18 @@ class Contest:
             step_size, on_edge = self.tune(contender)
         settings = _settings(contender, [step_size], self.seeds)
         table = self._sweep(contender.label, settings, contender.rounds)
-        sums = table[["setting", "floats_down", "floats_up", "local_steps", "participants"]].groupby("setting").cumsum()
+        sums = table[["setting", "floats_down", "floats_up"]].groupby("setting").cumsum()
         table["floats"] = sums["floats_down"] + sums["floats_up"]
         each = table["local_steps"] / table["participants"].clip(lower=1)  # of one client, in a round
         table["steps"] = each.groupby(table["setting"]).cumsum()
-        seen = table[table["loss"].notna() | table["diverged"]]
-        seen = seen[seen["round"].isin(seen.loc[seen["setting"] == 0, "round"])]
-        first = seen[seen["setting"] == 0]
-        shape = len(self.seeds), -1
-        metrics = {name: seen[name].to_numpy().reshape(shape) for name in METRICS}
-        rounds, floats, steps = (first[name].to_numpy() for name in ("round", "floats", "steps"))
+        seen = table[table["loss"].notna()]  # a run that diverged may have ended early: its rest is nan
+        by_seed = {
+            name: seen.pivot(index="setting", columns="round", values=name).reindex(range(len(settings)))
+            for name in (*METRICS, "floats", "steps")
+        }
+        rounds = by_seed["loss"].columns.to_numpy()
+        metrics = {name: by_seed[name].to_numpy() for name in METRICS}
+        floats, steps = (by_seed[name].max().to_numpy() for name in ("floats", "steps"))  # alike in all seeds
         return Curves(contender.label, step_size, on_edge, rounds, floats, steps, metrics)
 
     def tune(self, contender: Contender) -> tuple[float, bool]:

@@ -317,8 +317,8 @@ def judge_rate(depth: int, corrected: By, by_n: By) -> list[Claim]:
         Claim(
             f"linear-l{depth}", f"At m = {max(corrected)} log L falls linearly in the rounds, not like a power of "
             f"them, L = {depth}.",
-            min(straight) >= STRAIGHT,
-            f"ratios {', '.join(f'{ratio:.3g}' for ratio in straight)}; below 1 while fast modes still fade",
+            min(straight) >= STRAIGHT, f"ratios {', '.join(f'{ratio:.3g}' for ratio in straight)}; "
+            "below 1 while fast modes still fade",
             "slope over the last quarter of the rounds over that of the second", f"at least {STRAIGHT} on every seed "
             "(a power law has 0.415)", len(wide), "correction",
         ),

@@ -104,7 +104,7 @@ def steadier(first: np.ndarray, second: np.ndarray) -> tuple[bool | None, str]:
     """Whether the first varies less over repetitions than the second; both (n,) or (n, points)."""
     verdict, text = above(-log_variance_ratio(first, second), 0.0)
     deviations = [float(np.sqrt(np.var(values, axis=0, ddof=1).mean())) for values in (first, second)]
-    found = f"deviations {deviations[0]:.2g} and {deviations[1]:.2g}, log variance ratio of the second {text}"
+    found = f"deviations {deviations[0]:.2g} and {deviations[1]:.2g}, log of the second variance over the first {text}"
     if np.ndim(first) == 1 and min(deviations) > 0:
         found += f"; Brown-Forsythe p = {stats.levene(first, second, center='median').pvalue:.2g}"
     return verdict, found

@@ -43,7 +43,7 @@ class Panel:
     num_clients: int
     epochs: int
     rounds: int
-    tuning_rounds: int | None = None
+    tuning_rounds: int | None = None  # None: all; steps that do not shrink by themselves are right for one horizon only
     weight_decays: Sequence[float] = (0.0,)  # lambda, for Fed-LAMB
     one_by_one: bool = False  # for networks that take long to compile
     grids: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=lambda: GRIDS)

@@ -123,15 +123,15 @@ def _panel(network: str, clients: int, epochs: int, *, one_class: bool = False, 
     narrow = {"name": "resnet9", "width": 4, "groups": 2}
     model = {"name": "cifar-cnn-lamb"} if network == CNN else {"name": "resnet9"} if full else narrow
     name = f"{network}, {clients} clients, {kind['name']}, {epochs} local epoch{'s' * (epochs > 1)}"
-    rounds, tuning = (200, 50) if full else (20, 10)
+    rounds = 200 if full else 20
     decays = (0.0, 0.01, 0.1) if full else (0.0,)
     data = many if full else few
-    return Panel(name, network, data, model, kind, clients, epochs, rounds, tuning, decays, one_by_one=True)
+    return Panel(name, network, data, model, kind, clients, epochs, rounds, None, decays, one_by_one=True)
 
 
 _ABOUT = (
     "Fed-SGD, Fed-AMS and Fed-LAMB with half of the clients per round, batches of 32 and samples dealt anew in every "
-    "round. Every method's step size is the best of seven, a factor of three apart, by the training loss of a run on a "
+    "round. Every step size is the best of seven, a factor of three apart, by the training loss of a run as long on a "
     "seed of its own. The paper is silent about rounds (200 at the full scale), the CNN's sizes and how images are "
     "split where clients differ (one class each, as for MNIST). GroupNorm stands in for BatchNorm. A local epoch has "
     "the paper's number of steps, n / (32 * active clients), drawn with replacement. Quick, as two cores cannot run "

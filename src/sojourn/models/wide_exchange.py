@@ -65,11 +65,8 @@ class Protection:
         """Of each quantity sent: |F - F'|_F, |G - G'|_F, |a - a'| (Weyl), and of the sums of squared norms."""
         c = self.feature_clip
         shared = {"inputs": self.input_clip**2, "labels": _LABEL_CLIP**2}
-        return (
-            {"features": 2 * c, **shared}
-            if summary == "features"
-            else {"gram": math.sqrt(2) * c**2, "floor": 2 * c, **shared}
-        )
+        own = {"features": 2 * c} if summary == "features" else {"gram": math.sqrt(2) * c**2, "floor": 2 * c}
+        return {**own, **shared}
 
     def epsilon(self, summary: Summary) -> float | None:
         """Of a client's whole answer, at `delta`; None without noise."""
@@ -165,10 +162,10 @@ def _clipped(rows: np.ndarray, most: float) -> np.ndarray:
     return rows * np.minimum(1.0, most / np.maximum(lengths, np.finfo(float).tiny))
 
 
-def _outline(input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, widths: list[int], gamma: float = 0.5,
-             sharpness: float = 1.0, **rest: Any) -> Any:  # fmt: skip
+def _outline(input_shape: tuple[int, ...], num_classes: int, key: jax.Array, **options: Any) -> Any:
     """A model of the same shapes, for which no client is asked."""
-    return pyramid(input_shape, num_classes, key, widths=widths, gamma=gamma, sharpness=sharpness)
+    shared = {name: options[name] for name in ("widths", "gamma", "sharpness") if name in options}
+    return pyramid(input_shape, num_classes, key, **shared)
 
 
 def wide_pyramid(
@@ -216,34 +213,27 @@ def wide_pyramid(
         answer(first, x, y, activation, summary, protection, jax.random.fold_in(noise, number))
         for number, (x, y) in enumerate(data)
     ]
-    floor, own = floors_of(answers, sizes[1])
     input_norm, label_norm = (_root(sum(float(getattr(a, name)) for a in answers)) for name in ("inputs", "labels"))
-    variance = second_variance
-    if variance is None:
-        variance = _tiny(first, later_matrices(sizes, rest_key, 1.0, identity_scale), input_norm, label_norm)
-    weights = [jnp.asarray(first), *later_matrices(sizes, rest_key, variance, identity_scale)]
-    model = pyramid_of(weights, gamma, sharpness)
-    tops = np.array([np.linalg.norm(np.asarray(w, float), 2) for w in weights])
-    known = _Known(
-        samples=np.array([int(a.num_samples) for a in answers], float),
-        norms=np.sqrt([max(float(a.inputs), 0.0) for a in answers]),
-        highs=np.concatenate([2 / 3 * (1 + tops[:2]), tops[2:]]),
-        lows=[float(np.linalg.svd(np.asarray(w, float), compute_uv=False)[-1]) for w in weights[2:]],
-        floor=floor, client_floors=own, activation=activation, error=label_norm + float(np.prod(tops)) * input_norm,
-        log_reduction=-math.log(target_share),
-    )  # fmt: skip
+    if second_variance is None:
+        unit = later_matrices(sizes, rest_key, 1.0, identity_scale)
+        second_variance = _tiny(first, unit, input_norm, label_norm)
+    weights = [first, *map(np.asarray, later_matrices(sizes, rest_key, second_variance, identity_scale))]
+    known = _known(weights, answers, activation, input_norm, label_norm, -math.log(target_share))
     exact = smallest_singular_value(np.concatenate([features_of(x, first, activation) for x, _ in data]))
     record = {
         "start": "wide", "summary": summary, **_counted(first, answers), "width": sizes[1],
-        "samples": int(known.samples.sum()), "smallest_singular_value": floor,
-        "smallest_singular_value_of_a_client": float(own.min()), "without_protection_or_rounding": exact,
+        "samples": int(known.samples.sum()), "smallest_singular_value": known.floor,
+        "smallest_singular_value_of_a_client": float(known.client_floors.min()), "without_protection": exact,
         "input_norm": input_norm, "label_norm": label_norm, "loss_bound": known.phi,
-        "second_variance": variance, "identity_scale": identity_scale or IDENTITY_SCALE,
+        "second_variance": second_variance, "identity_scale": identity_scale or IDENTITY_SCALE,
         **_told(protection, summary),
     }  # fmt: skip
-    sent = {name: int(sum(n)) for name, n in _wire(first, answers).items()}
+    sent = {name: int(sum(numbers)) for name, numbers in _wire(first, answers).items()}
     setup = Setup(**sent, record=record, check=known.check)
-    return WideStart(model, setup, floor, own, exact, input_norm, label_norm, known.error)
+    model = pyramid_of([jnp.asarray(weight) for weight in weights], gamma, sharpness)
+    return WideStart(
+        model, setup, known.floor, known.client_floors, exact, input_norm, label_norm, known.error
+    )  # fmt: skip
 
 
 wide_pyramid.outline = _outline  # type: ignore[attr-defined]
@@ -302,10 +292,28 @@ class _Known:
         verdict = "certified" if all(c.holds for c in proven) else "not certified"
         return {
             "verdict": verdict, "conditions": [c.told() for c in conditions], "local_steps": steps,
-            "batch_size": batch_size or "all", "gradient_ratio": ratio, "rate": found["rate"],
+            "batch_size": batch_size or "all", "gradient_ratio": ratio, "rate": float(found["rate"]),
             "largest_step_size": min(limits.values()),
-            "features_against_gain": found["gain"] / (product * self.floor),  # M_3 of (23)
+            "features_against_gain": float(found["gain"] / (product * self.floor)),  # M_3 of (23)
         }  # fmt: skip
+
+
+def _known(
+    weights: Sequence[np.ndarray], answers: Sequence[Answer], activation: SmoothLeaky, input_norm: float,
+    label_norm: float, log_reduction: float,
+) -> _Known:  # fmt: skip
+    """What the server reads off the answers and its own matrices."""
+    floor, own = floors_of(answers, weights[0].shape[1])
+    singular = [np.linalg.svd(weight.astype(float), compute_uv=False) for weight in weights]
+    tops = np.array([values[0] for values in singular])
+    return _Known(
+        samples=np.array([int(a.num_samples) for a in answers], float),
+        norms=np.sqrt([max(float(a.inputs), 0.0) for a in answers]),
+        highs=np.concatenate([2 / 3 * (1 + tops[:2]), tops[2:]]),
+        lows=[float(values[-1]) for values in singular[2:]],
+        floor=floor, client_floors=own, activation=activation,
+        error=label_norm + float(np.prod(tops)) * input_norm, log_reduction=log_reduction,
+    )  # fmt: skip
 
 
 def _protection(

@@ -22,8 +22,8 @@ def per_layer(highs: Any, num_layers: Any) -> np.ndarray:
     return np.broadcast_to(np.atleast_1d(np.asarray(highs, float)), (int(num_layers),))
 
 
-def gain_of(highs: np.ndarray) -> float:
-    return float(np.prod(np.delete(highs, np.argmin(highs))))
+def gain_of(highs: np.ndarray) -> Any:
+    return np.prod(np.delete(highs, np.argmin(highs)))  # NumPy's number: its powers overflow to inf, not to an error
 
 
 def linear_rate(num_samples: Any, num_local_steps: Any, slope: Any, num_layers: Any, low_product: Any, floor: Any,
@@ -46,24 +46,25 @@ def proof_constants(
 ) -> Constants:  # fmt: skip
     """P, C, Q, Q_k, B1 and mu' of appendix B, with ||f_0 - y|| = `error` for every client's own (it is no smaller)."""
     highs, sizes, norms = per_layer(highs, num_layers), np.atleast_1d(client_samples), np.atleast_1d(client_norms)
-    total, length, gain = float(np.sum(sizes)), float(np.sqrt(np.sum(norms**2))), gain_of(highs)
-    layers, steps = float(num_layers), float(num_local_steps)
-    grown = lambda share: float(share ** (layers - 1))  # noqa: E731
+    total, length, gain = np.sum(sizes, dtype=float), np.linalg.norm(norms), gain_of(highs)
+    layers, steps = np.float64(num_layers), np.float64(num_local_steps)
+    grown = lambda share: share ** (layers - 1)  # noqa: E731
     doubled = 2.0**steps - 1
     smooth = lambda x, n, s: (  # noqa: E731
         layers**1.5 / n * x * (grown(s) ** 2 * x * gain**2 + _bent(highs, s, bend, x, layers) * error)
     )
-    q_k, q = smooth(norms, sizes, 7 / 4), float(smooth(length, total, 3 / 2))
+    q_k, q = smooth(norms, sizes, 7 / 4), smooth(length, total, 3 / 2)
     p = layers * length / total * grown(7 / 4) * doubled
     c = p * layers * length * grown(3 / 2) * gain**2
-    drift = ratio * layers * doubled / total * grown(7 / 4) * gain * float(np.sqrt(np.sum(q_k**2 * norms**2)))
+    drift = ratio * layers * doubled / total * grown(7 / 4) * gain * np.linalg.norm(q_k * norms)
     b1 = layers * length / total * grown(3 / 2) * gain * drift + q / 2 * (ratio * p * gain) ** 2
-    rate = float(linear_rate(total, steps, slope, layers, low_product, floor))
-    return {"P": p, "C": c, "Q": q, "Q_k": q_k, "B1": b1, "rate": rate, "gain": gain, "num_samples": total}
+    rate = linear_rate(total, steps, slope, layers, low_product, floor)
+    found = {"P": p, "C": c, "Q": q, "B1": b1, "rate": rate, "gain": gain, "num_samples": total}
+    return {**{name: np.float64(value) for name, value in found.items()}, "Q_k": q_k}
 
 
-def _bent(highs: np.ndarray, share: float, bend: Any, norm: Any, layers: float) -> Any:
-    spread = float(np.prod(np.maximum(1.0, share * highs)))
+def _bent(highs: np.ndarray, share: float, bend: Any, norm: Any, layers: Any) -> Any:
+    spread = np.prod(np.maximum(1.0, share * highs))
     return (1 + layers * bend * norm * spread) * spread
 
 
@@ -75,11 +76,11 @@ def step_limits(constants: Constants, *, client_samples: Any, client_norms: Any,
     "descent" is mu' / (2 N B1): the printed mu' / (2 B) mixes a coefficient of ||f - y||^2 with one of Phi.
     """
     highs, sizes, norms = per_layer(highs, num_layers), np.atleast_1d(client_samples), np.atleast_1d(client_norms)
-    layers, rate = float(num_layers), constants["rate"]
+    layers, rate = np.float64(num_layers), constants["rate"]
     room = np.concatenate([[1 / 6, 1 / 6], np.atleast_1d(lows)[: int(layers) - 2] / 4])
     others = np.array([np.prod(np.delete(highs, i)) for i in range(int(layers))])
     pull = ratio * num_local_steps * float(np.max(norms / sizes)) * (7 / 4) ** (layers - 1) * others * error
-    doubled = 2.0 ** float(num_local_steps) - 1
+    doubled = 2.0 ** np.float64(num_local_steps) - 1
     safe = lambda a, b: float(a / b) if b > 0 else math.inf  # noqa: E731
     return {
         "smoothness": safe(1.0, ratio * float(np.max(constants["Q_k"]))),

@@ -17,6 +17,7 @@ from sojourn.history import load_history
 from sojourn.models import mlp, wide_pyramid
 from sojourn.models.pyramid import SmoothLeaky
 from sojourn.models.wide_exchange import Protection, answer, features_of
+from sojourn.models.wide_start import wide_matrices
 
 KEY = jax.random.key(0)
 
@@ -31,9 +32,8 @@ def test_an_mlp_can_start_wide() -> None:
     assert all(not np.any(np.asarray(layer.bias)) for layer in model.layers)
     plain = mlp((40, 10), 5, KEY, hidden=[600, 8, 6])
     assert np.asarray(plain.layers[0].weight).std() > 10 * w1.std(), "the default start is PyTorch's"
-    assert not np.array_equal(
-        mlp((4,), 2, jax.random.key(1), start="wide").layers[0].weight, mlp((4,), 2, KEY, start="wide").layers[0].weight
-    )
+    one, other = (wide_matrices([4, 5, 2], jax.random.key(seed))[0] for seed in (0, 1))
+    assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,13 @@ def test_protection_is_told_with_what_it_does_to_the_estimate() -> None:
     assert told["protection"]["sensitivities"]["gram"] == pytest.approx(math.sqrt(2) * 4)
     assert told["protection"]["epsilon"] > 0
     assert told["without_protection"] == plain.exact_floor == pytest.approx(plain.floor, rel=1e-6)
-    assert abs(noisy.floor - plain.floor) > plain.floor, "such noise hides it"
+    assert noisy.floor == 0, "such noise makes the sum of Gram matrices indefinite"
+    judged = noisy.setup.told({"class": "FedAvg", "num_local_steps": 5}, None)["checked"]["verdict"]
+    assert "not certified" in judged and "noise" in judged
+    upward = asked(noise_multiplier=1.0, feature_clip=2.0, input_clip=4.0, summary="features", identity_scale=1e16)
+    assert upward.floor > 10 * plain.floor, "noise on features raises their smallest singular value"
+    judged = upward.setup.told({"class": "FedAvg", "num_local_steps": 5}, None)["checked"]
+    assert all(c["holds"] for c in judged["conditions"]) and "not certified" in judged["verdict"]
     faint = asked(noise_multiplier=1e-9, feature_clip=1e3, input_clip=1e3)
     assert faint.floor == pytest.approx(plain.floor, rel=1e-3)
     cut = asked(feature_clip=0.01, input_clip=4.0)

@@ -218,7 +218,9 @@ def wide_pyramid(
         unit = later_matrices(sizes, rest_key, 1.0, identity_scale)
         second_variance = _tiny(first, unit, input_norm, label_norm)
     weights = [first, *map(np.asarray, later_matrices(sizes, rest_key, second_variance, identity_scale))]
-    known = _known(weights, answers, activation, input_norm, label_norm, -math.log(target_share))
+    known = _known(
+        weights, answers, activation, input_norm, label_norm, -math.log(target_share), protection is not None
+    )
     exact = smallest_singular_value(np.concatenate([features_of(x, first, activation) for x, _ in data]))
     record = {
         "start": "wide", "summary": summary, **_counted(first, answers), "width": sizes[1],
@@ -252,6 +254,7 @@ class _Known:
     activation: SmoothLeaky
     error: float
     log_reduction: float
+    protected: bool
 
     @property
     def phi(self) -> float:
@@ -290,6 +293,8 @@ class _Known:
                              error=self.error, ratio=ratio)  # fmt: skip
         proven = [c for c in conditions if "with" in c.name]
         verdict = "certified" if all(c.holds for c in proven) else "not certified"
+        if self.protected:
+            verdict = "not certified: the numbers behind the conditions were clipped, or have noise in them"
         return {
             "verdict": verdict, "conditions": [c.told() for c in conditions], "local_steps": steps,
             "batch_size": batch_size or "all", "gradient_ratio": ratio, "rate": float(found["rate"]),
@@ -300,7 +305,7 @@ class _Known:
 
 def _known(
     weights: Sequence[np.ndarray], answers: Sequence[Answer], activation: SmoothLeaky, input_norm: float,
-    label_norm: float, log_reduction: float,
+    label_norm: float, log_reduction: float, protected: bool,
 ) -> _Known:  # fmt: skip
     """What the server reads off the answers and its own matrices."""
     floor, own = floors_of(answers, weights[0].shape[1])
@@ -313,6 +318,7 @@ def _known(
         lows=[float(values[-1]) for values in singular[2:]],
         floor=floor, client_floors=own, activation=activation,
         error=label_norm + float(np.prod(tops)) * input_norm, log_reduction=log_reduction,
+        protected=protected,
     )  # fmt: skip
 
 

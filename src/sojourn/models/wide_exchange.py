@@ -267,9 +267,8 @@ class _Known:
             return {"verdict": "the theorem is about FedAvg; nothing was checked"}
         steps, layers = int(algorithm["num_local_steps"]), len(self.highs)
         if self.floor == 0 or (batch_size is not None and self.client_floors.min() == 0):
-            return {
-                "verdict": "not certified: some features of the first layer depend on others, so a_0 or an a_0k is 0"
-            }
+            why = "clipping or noise hides" if self.protected else "features that depend on each other leave no"
+            return {"verdict": f"not certified: {why} positive a_0 or a_0k"}
         length, product = float(np.linalg.norm(self.norms)), float(np.prod(self.lows))
         floors = [self.floor, float(self.client_floors.min())]
         ratio = 1.0

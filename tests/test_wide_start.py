@@ -230,7 +230,7 @@ def test_protection_is_told_with_what_it_does_to_the_estimate() -> None:
     assert upward.floor > 10 * plain.floor, "noise on features raises their smallest singular value"
     judged = upward.setup.told({"class": "FedAvg", "num_local_steps": 5}, None)["checked"]
     assert all(c["holds"] for c in judged["conditions"]) and "not certified" in judged["verdict"]
-    faint = asked(noise_multiplier=1e-9, feature_clip=1e3, input_clip=1e3)
+    faint = asked(noise_multiplier=1e-12, feature_clip=10.0, input_clip=10.0)
     assert faint.floor == pytest.approx(plain.floor, rel=1e-3)
     cut = asked(feature_clip=0.01, input_clip=4.0)
     assert cut.floor < plain.floor and cut.setup.record["protection"]["epsilon"] is None

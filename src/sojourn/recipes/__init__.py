@@ -13,6 +13,7 @@ from sojourn.recipes import (
     thesis_4_3,
     thesis_5_1,
     thesis_d_1,
+    wide_theory,
 )
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, Reproduction, carry_out
 
@@ -29,6 +30,7 @@ RECIPES: dict[str, Recipe] = {
         lower_bounds.RECIPE,
         crossover.RECIPE,
         outer_step.RECIPE,
+        wide_theory.RECIPE,
     )
 }
 

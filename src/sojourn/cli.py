@@ -271,6 +271,8 @@ def _show(histories: "list[History]", place: Path, title: str) -> None:
     for history in histories:
         for line in _rules(history.label, [history.manifest, *history.manifest.get("settings", [])]):
             _say(line)
+        if "setup" in history.manifest:
+            _say(f"{history.label}: {_setup(history.manifest['setup'])}")
     page = render(histories, place, title=title)
     _say(f"report: {page}")
     statuses = {history.status for history in histories}
@@ -281,6 +283,13 @@ def _show(histories: "list[History]", place: Path, title: str) -> None:
         names = ", ".join(h.label for h in histories if h.status == "diverged")
         _say(f"diverged: {names}; the histories up to there are kept. A smaller step size may help.")
         raise typer.Exit(DIVERGED)
+
+
+def _setup(setup: "Mapping[str, Any]") -> str:
+    """What the start took, and what theory says of it."""
+    verdict = setup.get("checked", {}).get("verdict")
+    sent = f"before round 1 the start took {setup['floats_down']:,} numbers down and {setup['floats_up']:,} up"
+    return sent + (f"; its conditions: {verdict}" if verdict else "")
 
 
 def _rules(label: str, entries: "Sequence[Mapping[str, Any]]") -> list[str]:

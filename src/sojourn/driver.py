@@ -284,7 +284,9 @@ class Running:
         metrics = jax.tree.map(lambda a: self._by_setting(np.asarray(a), 0), metrics)
         self.compile_seconds += time.perf_counter() - since
         settings = self._num_settings()
-        self.tables.append(first_rows(metrics, () if settings is None else (settings,)))
+        setup = job.federation.setup  # federations of a sweep share shapes, so they sent alike
+        sent = None if setup is None else setup.sent()
+        self.tables.append(first_rows(metrics, () if settings is None else (settings,), sent))
 
     def _play(self, display: Display, stopped: threading.Event) -> None:
         job = self.job
@@ -399,8 +401,18 @@ class Running:
             "clients_side_by_side": self.job.plan.width,
             "facts": {} if self.job.plan.stacked else self.job.federation.facts.known(),
             **labels_entry(None if self.job.plan.stacked else self.job.federation.label_counts),
+            **self._setup_entry(),
         }
         return History(table, manifest, label=self.about["label"], config=self.config)
+
+    def _setup_entry(self) -> dict[str, Any]:
+        """What server and clients did before the first round; of several federations, only what was sent."""
+        federation = self.job.federation
+        if federation.setup is None:
+            return {}
+        if self.job.plan.stacked:
+            return {"setup": federation.setup.sent()}
+        return {"setup": federation.setup.told(self.about["algorithm"], federation.clients.batch_size)}
 
 
 def _read_table(path: Path, rounds: int) -> pd.DataFrame:

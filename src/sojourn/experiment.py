@@ -31,7 +31,7 @@ from sojourn.engine import ENGINES
 from sojourn.engine.participation import cohort_size
 from sojourn.history import CONFIG_FILE, LABELS, MANIFEST_FILE, STATE_FILE, TABLE_FILE, History, load_history
 from sojourn.models import MODELS
-from sojourn.partition import PARTITIONS, redealt
+from sojourn.partition import PARTITIONS, Redealt, redealt
 from sojourn.problems import PROBLEMS
 from sojourn.sweeping import Setting, sweep_settings
 from sojourn.theory.step_sizes import step_size_rule
@@ -69,9 +69,10 @@ def build_federation(config: Config) -> Federation:
             data = DATASETS[config.data.name](**config.data.options)
             if len(data.y_test) == 0:
                 raise SojournError(f'data "{data.name}" is left without test samples; raise data.test_share.')
-            parts += [data, _deal(config.partition, data)]
+            dealt = _deal(config.partition, data)
+            parts += [data, dealt]
             if config.model is not None:
-                parts.append(_model(config.model, data))
+                parts.append(_model(config.model, data, dealt))
         return PROBLEMS[config.problem.name].build(*parts, **config.problem.options)
     except MemoryError:
         raise SojournError(f'problem "{config.problem.name}" does not fit into memory; make it smaller.') from None
@@ -83,16 +84,24 @@ def _deal(part: Part, data: Dataset) -> Sequence[np.ndarray]:
     return redealt(PARTITIONS[part.name](data.y_train, **options), data.y_train, redeal)
 
 
-def _model(part: Part, data: Dataset) -> Any:
+def _model(part: Part, data: Dataset, dealt: Sequence[np.ndarray]) -> Any:
     options = dict(part.options)
     key = root_key(options.pop("seed"))
-    make = functools.partial(MODELS[part.name], data.x_train.shape[1:], data.num_classes, key, **options)
-    number = size(eqx.filter(eqx.filter_eval_shape(make), lambda leaf: hasattr(leaf, "shape")))
+    build = MODELS[part.name]
+    shape = data.x_train.shape[1:], data.num_classes
+    outline = getattr(build, "outline", build)
+    made = eqx.filter_eval_shape(functools.partial(outline, *shape, key, **options))
+    number = size(eqx.filter(made, lambda leaf: hasattr(leaf, "shape")))
     if number > _MAX_PARAMETERS:
         raise SojournError(
             f'model "{part.name}" would have {number:.3g} parameters; at most {_MAX_PARAMETERS:.3g} are taken.'
         )
-    return make()
+    if outline is build:
+        return build(*shape, key, **options)
+    if isinstance(dealt, Redealt):
+        raise SojournError(f'model "{part.name}" asks clients about their data, which must stay; leave redeal out.')
+    clients = [(data.read(data.x_train[rows]), data.y_train[rows]) for rows in dealt]
+    return build(*shape, key, clients, **options)
 
 
 @contextlib.contextmanager

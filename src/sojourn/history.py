@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,13 @@ def _components(name: str, value: np.ndarray, axes: int) -> dict[str, np.ndarray
     return {f"{name}.{first + number}": value[..., number] for number in range(value.shape[-1])}
 
 
-def first_rows(metrics: dict[str, Any], like_settings: tuple[int, ...]) -> pd.DataFrame:
-    """Round 0: the starting point, before anything was sent."""
+def first_rows(
+    metrics: dict[str, Any], like_settings: tuple[int, ...], sent: Mapping[str, int] | None = None
+) -> pd.DataFrame:
+    """Round 0: the starting point; `sent` is what it took to make it, where clients had a part in that."""
     counts = {
-        name: np.zeros(like_settings, np.int64) for name in ("round", "participants", *WIRE_COLUMNS, *_CALL_COLUMNS)
+        name: np.full(like_settings, (sent or {}).get(name, 0), np.int64)
+        for name in ("round", "participants", *WIRE_COLUMNS, *_CALL_COLUMNS)
     }
     columns = {**counts, "seconds": np.zeros(like_settings), **metrics, "diverged": np.zeros(like_settings, bool)}
     if like_settings:

@@ -174,7 +174,8 @@ def _by_identity(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _shape(federation: Federation) -> Any:
     """What federations must share to run as one program."""
     leaves, structure = jax.tree.flatten((federation.clients, federation.x0))
-    return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+    sent = None if federation.setup is None else tuple(federation.setup.sent().values())
+    return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves), sent
 
 
 def _content(algorithm: Algorithm) -> tuple[Any, tuple[bytes, ...]]:

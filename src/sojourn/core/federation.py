@@ -13,6 +13,7 @@ from sojourn.core.errors import SojournError
 from sojourn.core.facts import Facts
 from sojourn.core.keys import purpose_key
 from sojourn.core.oracle import Objective, Oracle, Tape
+from sojourn.core.setup import Setup
 from sojourn.core.vec import Vec, norm
 
 
@@ -55,6 +56,7 @@ class Federation:
     name: str = "federation"
     rebuild: Callable[[Any], Any] = lambda tree: tree  # from the trained arrays to the user's own model
     label_counts: np.ndarray | None = None  # (clients, classes), for pictures
+    setup: Setup | None = None  # what was sent to make x0
 
     @property
     def num_clients(self) -> int:

@@ -2,6 +2,9 @@
 
 A model maps one input to class scores. One with dropout also takes `key=…`, and drops only when it is given one. Images
 are (height, width, channels), or (height, width) with one channel.
+
+A builder with an `outline` makes its start together with the clients: after the key it takes their data, and it returns
+a `Prepared` model, which says what was sent. The outline takes no data and makes a model of the same shapes.
 """
 
 from collections.abc import Callable
@@ -12,11 +15,13 @@ from sojourn.models.deep_relu import DeepReLU, deep_relu
 from sojourn.models.mlp import MLP, mlp
 from sojourn.models.pyramid import Pyramid, pyramid, pyramid_of
 from sojourn.models.resnet import ResNet, ResNet9, resnet9, resnet18, resnet50
+from sojourn.models.wide_exchange import WideStart, wide_pyramid
 
 MODELS: dict[str, Callable[..., Any]] = {
     "mlp": mlp,
     "deep-relu": deep_relu,
     "pyramid": pyramid,
+    "wide-pyramid": wide_pyramid,
     "mnist-cnn": mnist_cnn,
     "cifar-cnn-small": cifar_cnn_small,
     "cifar-cnn-large": cifar_cnn_large,
@@ -28,7 +33,7 @@ MODELS: dict[str, Callable[..., Any]] = {
 }
 
 __all__ = [
-    "CNN", "MLP", "MODELS", "DeepReLU", "Pyramid", "ResNet", "ResNet9", "cifar_cnn_async", "cifar_cnn_lamb",
-    "cifar_cnn_large", "cifar_cnn_small", "deep_relu", "mlp", "mnist_cnn", "pyramid", "pyramid_of",
-    "resnet9", "resnet18", "resnet50",
+    "CNN", "MLP", "MODELS", "DeepReLU", "Pyramid", "ResNet", "ResNet9", "WideStart", "cifar_cnn_async",
+    "cifar_cnn_lamb", "cifar_cnn_large", "cifar_cnn_small", "deep_relu", "mlp", "mnist_cnn", "pyramid", "pyramid_of",
+    "resnet9", "resnet18", "resnet50", "wide_pyramid",
 ]  # fmt: skip

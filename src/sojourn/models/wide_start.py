@@ -22,7 +22,7 @@ SecondVariance = Annotated[
     float | None, Field(ge=0, le=1, description=f"variance of W_2's entries with the wide start ({SECOND_VARIANCE:g})")
 ]
 IdentityScale = Annotated[
-    float | None, Field(gt=0, le=1e3, description=f"zeta of W_l = zeta [I; 0], l >= 3 ({IDENTITY_SCALE:g})")
+    float | None, Field(gt=0, description=f"zeta of W_l = zeta [I; 0], l >= 3 ({IDENTITY_SCALE:g})")
 ]
 
 

@@ -16,6 +16,7 @@ from pydantic import Field
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation
+from sojourn.core.setup import Prepared, Setup
 from sojourn.data.dataset import Dataset, Pixels
 from sojourn.models.layers import has_dropout
 from sojourn.partition import Redealt, label_counts
@@ -44,8 +45,11 @@ def classification(
     """Cross-entropy, or squared error, of any Equinox model; the model maps one input to class scores.
 
     A model with dropout (a `sojourn.models.layers.Dropout` or an `eqx.nn.Dropout` in it) also takes `key=…`, and is
-    given one in training only.
+    given one in training only. One that was made together with the clients (`Prepared`) brings its setup.
     """
+    setup = None
+    if isinstance(model, Prepared):
+        model, setup = model.model, model.setup
     sample = jax.ShapeDtypeStruct(data.x_train.shape[1:], jnp.result_type(float))
     scores = jax.eval_shape(eqx.nn.inference_mode(model), sample)
     if scores.shape != (data.num_classes,):
@@ -54,7 +58,7 @@ def classification(
         raise unknown_name("problem.loss", loss, _LOSSES)
     return _supervised(
         data, clients, _OfScores(_LOSSES[loss]), model, _accuracy, batch_size, weights, "classification",
-        stochastic=has_dropout(model),
+        stochastic=has_dropout(model), setup=setup,
     )  # fmt: skip
 
 
@@ -103,6 +107,7 @@ def least_squares(
 def _supervised(
     data: Dataset, clients: Sequence[np.ndarray], loss: Any, params: Any, metrics: Any, batch_size: int | None,
     weights: str, name: str, facts: Facts | None = None, gradient: Any = None, stochastic: bool = False,
+    setup: Setup | None = None,
 ) -> Federation:  # fmt: skip
     sizes = _sizes(clients)
     rows = np.concatenate(list(clients))  # gathered once: large data are held twice at most, and once in the end
@@ -114,7 +119,7 @@ def _supervised(
         loss, params, (data.x_train[rows], data.y_train[rows]), sizes, batch_size=batch_size, metrics=metrics,
         facts=facts, gradient=gradient, groups=groups, stochastic=stochastic, name=name,
         weights="size" if weights == "size" else None, test=(data.x_test, data.y_test),
-        label_counts=_fixed_labels(data, clients),
+        label_counts=_fixed_labels(data, clients), setup=setup,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from sojourn.recipes import (
     thesis_d_1,
     wide,
     wide_3,
+    wide_theory,
 )
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, Reproduction, carry_out
 
@@ -46,6 +47,7 @@ RECIPES: dict[str, Recipe] = {
         fed_lamb_2.RECIPE,
         fed_lamb_3.RECIPE_3,
         fed_lamb_3.RECIPE_4,
+        wide_theory.RECIPE,
     )
 }
 

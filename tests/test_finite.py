@@ -1,5 +1,6 @@
 """Clients with finite data against NumPy: samples, gradients, losses, metrics, and what is refused."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -189,15 +190,32 @@ def test_metrics_are_means_over_all_rows_and_over_the_test_rows(x64: None) -> No
         close(found[name], value)
 
 
-def test_many_rows_are_evaluated_in_blocks_with_the_same_result(x64: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_evaluated_in_blocks_with_the_same_result(x64: None) -> None:
     """Also when the last block is not full, and when there is none."""
     federation = make(RAGGED, weights=[1, 2, 5], metrics=measure)
-    whole = federation.clients.metrics(federation.x0)
+    objective, weights, x = federation.clients.objective, federation.clients.weights, federation.x0.tree
+    whole = objective.metrics(x, weights)
     for rows in (100, sum(RAGGED), 1):
-        monkeypatch.setattr(finite, "_EVALUATION_ROWS", rows)
-        found = federation.clients.metrics(federation.x0)
+        found = dataclasses.replace(objective, evaluation_rows=rows).metrics(x, weights)
         for name, value in whole.items():
             close(float(found[name]), float(value))
+
+
+def test_one_forward_pass_serves_the_loss_and_all_metrics() -> None:
+    """Products in the compiled loops over training and test rows; a metric that asks at another point needs its own."""
+    rows = [(np.ones((4, 3)), np.ones(4))] * 2
+
+    def half_squared(x: Any, batch: Any) -> jax.Array:
+        return 0.5 * jnp.mean((batch[0] @ x - batch[1]) ** 2)
+
+    def products(metrics: Any) -> int:
+        made = sj.federation(half_squared, np.ones(3), rows, test=rows[0], metrics=metrics)
+        objective = dataclasses.replace(made.clients.objective, evaluation_rows=2)
+        program = jax.jit(lambda o, x: o.metrics(x, None)).lower(objective, made.x0.tree).compile()
+        return program.as_text().count(" dot(")
+
+    assert products(lambda x, batch: {"absolute": jnp.mean(jnp.abs(batch[0] @ x - batch[1]))}) == 2
+    assert products(lambda x, batch: {"absolute": jnp.mean(jnp.abs(batch[0] @ (2 * x) - batch[1]))}) == 4
 
 
 def test_more_rows_than_a_block_of_the_real_size(x64: None) -> None:

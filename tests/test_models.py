@@ -424,7 +424,7 @@ def test_the_small_cnn_learns_the_quarters_of_an_image_on_every_placement() -> N
 def test_blocks_of_evaluation_shrink_with_what_a_network_makes_of_a_row(monkeypatch) -> None:
     data, clients = images()
     wide = classification(data, clients, mlp((12, 12, 1), 4, KEY, hidden=[2000]), batch_size=4)
-    assert wide.clients.objective.evaluation_rows == 4096  # many parameters, but little is made of a row
+    assert wide.clients.objective.evaluation_rows == 512  # many parameters, but little is made of a row
 
     def loss(x, batch):  # 64 numbers from every row
         return jnp.mean(jnp.sum(jnp.tanh(batch[:, None] * x), 1))
@@ -432,8 +432,9 @@ def test_blocks_of_evaluation_shrink_with_what_a_network_makes_of_a_row(monkeypa
     x, rows = np.linspace(0, 1, 64), np.linspace(0, 1, 300)
     whole = federation(loss, x, [rows, rows + 1])
     monkeypatch.setattr(finite, "_EVALUATION_NUMBERS", 1 << 10)
+    monkeypatch.setattr(finite, "_WHOLE_NUMBERS", 1 << 10)
     blocks = federation(loss, x, [rows, rows + 1])
-    assert (whole.clients.objective.evaluation_rows, blocks.clients.objective.evaluation_rows) == (4096, 16)
+    assert (whole.clients.objective.evaluation_rows, blocks.clients.objective.evaluation_rows) == (512, 16)
     answers = []
     for fed in (whole, blocks):  # the exact answers too are put together from blocks where a client has more rows
         oracle = fed.clients.oracle(jnp.asarray(1))

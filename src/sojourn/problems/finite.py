@@ -26,8 +26,10 @@ Loss = Callable[..., jax.Array]  # (params, batch) -> mean loss over the batch's
 Metrics = Callable[[Any, Any], dict[str, jax.Array]]  # (params, batch) -> means over the batch's rows
 
 _BLOCK_ROWS = 128  # of an exact answer of a ragged client: the most rows that are computed and thrown away
-_EVALUATION_ROWS = 4096  # rows of one block of the global pass, which bounds its memory
-_EVALUATION_NUMBERS = 1 << 24  # of any array that a block makes: blocks of convolutional networks have fewer rows
+_WHOLE_ROWS = 4096  # of an exact answer of a client among equals: the most that are computed at once
+_WHOLE_NUMBERS = 1 << 24  # of any array that it then makes: convolutional networks take fewer rows at once
+_EVALUATION_ROWS = 512  # of one block of the global pass: its rows, cut out of all, should still be in cache when used
+_EVALUATION_NUMBERS = 1 << 20  # and so should any array that it makes of them
 
 
 class Redeal(eqx.Module):
@@ -63,6 +65,7 @@ class FiniteData(Objective):
     equal_size: int | None = eqx.field(static=True)
     stochastic: bool = eqx.field(static=True, default=False)  # whether a drawn row comes with a key for the loss
     evaluation_rows: int = eqx.field(static=True, default=_EVALUATION_ROWS)  # of one block of the global pass
+    whole_rows: int = eqx.field(static=True, default=_WHOLE_ROWS)  # the most that an exact answer takes at once
     numbers_of_a_row: int = eqx.field(static=True, default=0)  # in the largest array that the loss makes of a row
     redeal: Redeal | None = None  # whether rows change hands every round
     order: jax.Array | None = None  # (rows,) in a round of such a federation: the row that lies at each place
@@ -117,25 +120,27 @@ class FiniteData(Objective):
     @property
     def _whole(self) -> bool:
         """Whether an exact answer takes all of a client's rows at once."""
-        return self.equal_size is not None and self.equal_size <= self.evaluation_rows
+        return self.equal_size is not None and self.equal_size <= self.whole_rows
 
     def largest_array(self, batch_size: int | None) -> int:
         exact = self.equal_size if self._whole else _BLOCK_ROWS
         return self.numbers_of_a_row * (batch_size or exact or 1)
 
     def metrics(self, x: Any, weights: jax.Array | None) -> dict[str, jax.Array]:
-        found = {"loss": self._weighted_loss(x, weights), **self._mean_measure(x, self.rows)}
+        loss, measured = self._in_one_pass(x, self.rows, self._scale(weights))
+        found = {"loss": loss, **measured}
         if self.test_rows is not None:
-            found["test_loss"] = _blockwise(self._row_loss(x), self.test_rows, None, self.evaluation_rows)
-            found |= {f"test_{name}": value for name, value in self._mean_measure(x, self.test_rows).items()}
+            loss, measured = self._in_one_pass(x, self.test_rows, None)
+            found |= {"test_loss": loss, **{f"test_{name}": value for name, value in measured.items()}}
         return found
 
-    def _mean_measure(self, x: Any, rows: Any) -> dict[str, jax.Array]:
-        if self.measure is None:
-            return {}
-        measure = self.measure
-        names = jax.eval_shape(lambda r: measure(x, r), jax.tree.map(lambda a: a[:1], rows))
-        return {name: _blockwise(_named(measure, x, name), rows, None, self.evaluation_rows) for name in names}
+    def _in_one_pass(self, x: Any, rows: Any, scale: jax.Array | None) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss and the means of what is measured: they share the model's answers, which are most of the work."""
+
+        def of_row(row: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+            return self.loss(x, _one(row)), {} if self.measure is None else self.measure(x, _one(row))
+
+        return _blockwise(of_row, rows, scale, self.evaluation_rows)
 
     def _rows_at(self, places: jax.Array) -> Any:
         return _take(self.rows, places if self.order is None else _take(self.order, places))
@@ -143,13 +148,13 @@ class FiniteData(Objective):
     def _row_loss(self, x: Any) -> Callable[[Any], jax.Array]:
         return lambda row: self.loss(x, _one(row))
 
-    def _weighted_loss(self, x: Any, weights: jax.Array | None) -> jax.Array:
+    def _scale(self, weights: jax.Array | None) -> jax.Array:
+        """What each row weighs in the objective."""
         if weights is None:
             scale = self.row_weights / self.num_clients
         else:
             scale = self.row_weights * weights[self._clients_of_rows()]
-        scale = scale if self.redeal is None else self.redeal.mean(scale)
-        return _blockwise(self._row_loss(x), self.rows, scale, self.evaluation_rows)
+        return scale if self.redeal is None else self.redeal.mean(scale)
 
     def _clients_of_rows(self) -> jax.Array:
         if self.row_clients is not None:
@@ -179,10 +184,6 @@ class FiniteData(Objective):
         return jnp.zeros((), jax.eval_shape(self._row_loss(x), jax.tree.map(lambda a: a[0], self.rows)).dtype)
 
 
-def _named(measure: Metrics, x: Any, name: str) -> Callable[[Any], jax.Array]:
-    return lambda row: measure(x, _one(row))[name]
-
-
 def _take(rows: Any, index: jax.Array) -> Any:
     return jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), rows)
 
@@ -191,24 +192,26 @@ def _one(row: Any) -> Any:
     return jax.tree.map(lambda a: a[None], row)
 
 
-def _blockwise(row_value: Callable[[Any], jax.Array], rows: Any, scale: jax.Array | None, block_rows: int) -> jax.Array:
-    """Sum of scale * row_value over all rows (their mean when scale is None), in blocks of bounded memory."""
+def _blockwise(row_values: Callable[[Any], Any], rows: Any, scale: jax.Array | None, block_rows: int) -> Any:
+    """The means of (first, others) over all rows, block by block; with a scale, the sum of scale * first instead."""
     total = len(jax.tree.leaves(rows)[0])
 
-    def block_sum(block: Any) -> jax.Array:
+    def block_sums(block: Any) -> Any:
         rows, scale = block
-        values = jax.vmap(row_value)(rows)
-        return jnp.sum(values) if scale is None else jnp.vdot(scale, values)
+        first, others = jax.vmap(row_values)(rows)
+        return jnp.sum(first) if scale is None else jnp.vdot(scale, first), jax.tree.map(jnp.sum, others)
 
-    def sum_from(first: jax.Array) -> jax.Array:
-        cut = lambda a: jax.lax.dynamic_slice_in_dim(a, first, block_rows)  # noqa: E731
-        return block_sum(jax.tree.map(cut, (rows, scale)))  # cut out one at a time: never a second copy of all rows
+    def sums_from(start: jax.Array) -> Any:
+        cut = lambda a: jax.lax.dynamic_slice_in_dim(a, start, block_rows)  # noqa: E731
+        return block_sums(jax.tree.map(cut, (rows, scale)))  # cut out one at a time: never a second copy of all rows
 
     main = total - total % block_rows
-    value = block_sum(jax.tree.map(lambda a: a[main:], (rows, scale)))
+    sums = block_sums(jax.tree.map(lambda a: a[main:], (rows, scale)))
     if main:
-        value += jnp.sum(jax.lax.map(sum_from, jnp.arange(0, main, block_rows, dtype=jnp.int32)))
-    return value / total if scale is None else value  # dividing last keeps a perfect accuracy at exactly one
+        blocks = jax.lax.map(sums_from, jnp.arange(0, main, block_rows, dtype=jnp.int32))
+        sums = jax.tree.map(lambda a, b: a + jnp.sum(b), sums, blocks)
+    first, others = sums  # dividing last keeps a perfect accuracy at exactly one
+    return first / total if scale is None else first, jax.tree.map(lambda a: a / total, others)
 
 
 def federation(
@@ -285,8 +288,9 @@ def federation_of_rows(
         measure=None if metrics is None else _OnModel(metrics, rebuild),
         equal_size=int(sizes[0]) if equal else None,
         stochastic=stochastic,
-        evaluation_rows=_evaluation_rows(numbers),
-        numbers_of_a_row=numbers or 0,
+        evaluation_rows=_rows_within(_EVALUATION_ROWS, _EVALUATION_NUMBERS, numbers),
+        whole_rows=_rows_within(_WHOLE_ROWS, _WHOLE_NUMBERS, numbers),
+        numbers_of_a_row=numbers,
         redeal=None if groups is None else _redeal(groups),
     )
     if isinstance(weights, str):
@@ -329,8 +333,8 @@ def check_loss(loss: Loss, arrays: Any, *batch: Any) -> None:
         raise SojournError(f"the loss gives {value}, not one float; return the mean over the rows of the batch.")
 
 
-def _numbers_of_a_row(loss: Loss, arrays: Any, row: Any) -> int | None:
-    """The size of the largest array that the loss makes of one row; None where that is not clear."""
+def _numbers_of_a_row(loss: Loss, arrays: Any, row: Any) -> int:
+    """The size of the largest array that the loss makes of one row; 0 where that is not clear."""
 
     def sizes(number: int) -> list[int]:
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((number, *a.shape[1:]), a.dtype), row)
@@ -338,15 +342,14 @@ def _numbers_of_a_row(loss: Loss, arrays: Any, row: Any) -> int | None:
 
     two, three = sizes(2), sizes(3)
     if len(two) != len(three):
-        return None  # a loss that does other things for other numbers of rows
+        return 0  # a loss that does other things for other numbers of rows
     # what grows from two rows to three is made of rows; what does not is made of the parameters alone
     return max((more - less for less, more in zip(two, three, strict=True)), default=0)
 
 
-def _evaluation_rows(numbers_of_a_row: int | None) -> int:
-    """How many rows a block of the global pass may have: a power of two, by the largest array made of one row."""
-    fit = _EVALUATION_NUMBERS // max(1, numbers_of_a_row or 0)
-    return min(_EVALUATION_ROWS, 1 << max(0, fit.bit_length() - 1))
+def _rows_within(most: int, numbers: int, numbers_of_a_row: int) -> int:
+    """How many rows may be looked at together: a power of two, `most` unless their largest array would be too large."""
+    return min(most, 1 << max(0, (numbers // max(1, numbers_of_a_row)).bit_length() - 1))
 
 
 def _sizes_in(jaxpr: Any) -> list[int]:

@@ -5,7 +5,6 @@ box plot shows the final accuracies. The two networks share seeds: the deal of t
 their samples are the same for both.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,7 +47,6 @@ def contender(
     """FedAvg on a network and a split, by the numbers of a scale."""
     shares = {"name": "iid"} if split == IID else {"name": "mixed", "skewed_share": scale["skewed_share"]}
 
-    @functools.cache  # the step sizes that are compared share a federation
     def home(seed: int) -> Federation:
         partition = {**shares, "num_clients": scale["num_clients"]}
         return world(seed, data, partition, model, batch_size=scale["batch_size"], weights="size")

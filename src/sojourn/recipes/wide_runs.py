@@ -33,6 +33,7 @@ from sojourn.theory.wide_layer import (
 SAMPLES, INPUTS, WIDTHS, OUTPUTS = 24, 8, (32, 6), 2  # n = (8, 32, 6, 2), n_1 >= N
 STEPS, STEP_SIZE, GAMMA, SHARPNESS, ZETA = 5, 0.01, 0.5, 10.0, 2.0
 IID = "iid"
+ROUNDING = 1e-20  # of the first loss: below it, double precision is at its end
 
 
 def splits(seed: int) -> dict[str, list[np.ndarray]]:
@@ -103,13 +104,21 @@ class Course:
         """R^2 of the line through it."""
         return _fits(self.rounds, self.losses)[1]
 
+    def rises(self) -> float:
+        """The share of evaluations at which the loss is above the one before: steps too long for a steady descent."""
+        return float((np.diff(self.losses, axis=1) > 0).mean())
+
 
 def _fits(rounds: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    late = rounds >= rounds[-1] / 2
-    logs, at = np.log(np.maximum(losses[:, late], 1e-300)), rounds[late]
-    slopes = np.array([np.polyfit(at, row, 1)[0] for row in logs])
-    r = np.array([np.corrcoef(at, row)[0, 1] if np.ptp(row) > 0 else 0.0 for row in logs])
-    return slopes, r**2
+    """Slopes and R^2 of lines through the second halves of the log losses, each as far as rounding lets it fall."""
+    slopes, squares = [], []
+    for row in losses:
+        known = max(3, int(np.argmax(row < ROUNDING * row[0])) or len(row))
+        at, logs = rounds[:known], np.log(np.maximum(row[:known], 1e-300))
+        late = at >= at[-1] / 2
+        slopes.append(np.polyfit(at[late], logs[late], 1)[0])
+        squares.append(np.corrcoef(at[late], logs[late])[0, 1] ** 2 if np.ptp(logs[late]) > 0 else 0.0)
+    return np.array(slopes), np.array(squares)
 
 
 def follow(bench: Bench, name: str, worlds: Sequence[World], step_size: float, stops: int) -> Course:

@@ -59,3 +59,26 @@ def test_committed_pages_are_of_recipes_that_exist() -> None:
     for path in kept:
         told = json.loads(path.read_text(encoding="utf-8"))
         assert told["recipe"] in RECIPES and f"({path.parent.name}/README.md)" in index
+
+
+def test_claims_at_a_smaller_scale_are_marked_so_everywhere(command: Command, add: Add) -> None:  # noqa: F811
+    plain = tiny(HOLDS)
+    scales = {"quick": {"rounds": 2, "scaled": "a <pond> for the sea"}, "full": {"rounds": 3}}
+    add(Recipe(plain.name, plain.title, plain.source, plain.about, scales, plain.carry_out))
+    answer = command("reproduce", "tiny", "--out", "here", "--publish", "pages")
+    assert "scaled: a <pond> for the sea" in answer.out
+    assert "scaled: a <pond> for the sea" in Path("pages/tiny-quick/README.md").read_text(encoding="utf-8")
+    assert "scaled: a &lt;pond&gt; for the sea" in Path("here/report.html").read_text(encoding="utf-8")
+    assert json.loads(Path("here/claims.json").read_text())["claims"][0]["scaled"] == "a <pond> for the sea"
+    full = command("reproduce", "tiny", "--scale", "full", "--out", "there", "--publish", "pages")
+    assert "scaled" not in full.out
+
+
+def test_seconds_go_on_when_a_reproduction_is_taken_up_again(command: Command, add: Add) -> None:  # noqa: F811
+    add(tiny(HOLDS))
+    command("reproduce", "tiny", "--out", "here")
+    kept = Path("here/claims.json")
+    told = json.loads(kept.read_text(encoding="utf-8"))
+    kept.write_text(json.dumps({**told, "seconds": 1000.0}), encoding="utf-8")
+    command("reproduce", "tiny", "--out", "here", "--resume")
+    assert 1000 < json.loads(kept.read_text(encoding="utf-8"))["seconds"] < 2000

@@ -21,7 +21,7 @@ HOLDS = Claim("good", "One is less than two.", True, "1 < 2", "comparison", "bel
 FAILS = Claim("bad", "Two is < one & so on.", False, "2 - 1 = 1", by="paper")
 OPEN = Claim("open", "It may be.", None, "0.1 (95% interval -1 to 1)", by="check")
 KEYS = {"id", "text", "holds", "evidence"}
-EXTRA = {"statistic", "threshold", "seeds", "by", "verdict"}
+EXTRA = {"statistic", "threshold", "seeds", "by", "scaled", "verdict"}
 
 
 def tiny(*claims: Claim, figure: tuple[str, ...] = (), name: str = "tiny") -> Recipe:

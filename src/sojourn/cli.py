@@ -228,11 +228,9 @@ def _claims_table(claims: "Sequence[Claim]") -> Table:
     table.add_column()
     for claim in claims:
         style = {True: "bold green", False: "bold red", None: "bold yellow"}[claim.holds]
-        seeds = f"{claim.seeds} seeds" if claim.seeds > 1 else ""
-        rule = " · ".join(filter(None, [claim.statistic, claim.threshold, seeds]))
         table.add_row(Text(claim.verdict, style=style), Text(f"{claim.id}: {claim.text}"))
         table.add_row("", Text(claim.evidence))
-        table.add_row("", Text(rule, style="dim"))
+        table.add_row("", Text(" · ".join(claim.rule()), style="dim"))
     return table
 
 

@@ -38,6 +38,7 @@ class Claim:
     threshold: str = ""  # and what it is compared with
     seeds: int = 1  # independent repetitions behind it
     by: Maker = "paper"  # whose claim: the paper's, its corrected form, or a check of ours
+    scaled: str = ""  # how the experiment differs from the paper's; filled in from the scale of that name
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "holds", None if self.holds is None else bool(self.holds))  # also a NumPy truth
@@ -45,6 +46,12 @@ class Claim:
     @property
     def verdict(self) -> str:
         return {True: "holds", False: "fails", None: "not decided"}[self.holds]
+
+    def rule(self) -> list[str]:
+        """How it was judged, in pieces."""
+        seeds = f"{self.seeds} seeds" if self.seeds > 1 else ""
+        scaled = f"scaled: {self.scaled}" if self.scaled else ""
+        return [piece for piece in (self.statistic, self.threshold, seeds, scaled) if piece]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +110,8 @@ class Recipe:
     title: str
     source: str  # "thesis, figure 5.1a"
     about: str  # what is done, with what was filled in where the source is silent
-    scales: Mapping[str, Mapping[str, Any]]  # numbers by scale; "full" is the paper's size
+    # numbers by scale, "full" is the paper's size; a scale's "scaled" tells what stands in for the paper's experiment
+    scales: Mapping[str, Mapping[str, Any]]
     carry_out: Callable[[Bench], Findings]
 
     def describe(self) -> str:
@@ -173,7 +181,7 @@ def _as_html(claims: Sequence[Claim]) -> str:
     words = {"paper": "the paper's claim", "correction": "the claim, corrected", "check": "a check of ours"}
     items = []
     for claim in claims:
-        rule = " · ".join(filter(None, [claim.statistic, claim.threshold, f"{claim.seeds} seeds" * (claim.seeds > 1)]))
+        rule = " · ".join(claim.rule())
         items.append(
             f'<li class="claim {claim.verdict.replace(" ", "-")}"><b>{escape(claim.verdict)}</b> {escape(claim.text)}'
             f"<small>{escape(claim.evidence)}</small>"
@@ -203,12 +211,23 @@ def carry_out(
         raise unknown_name("scale", scale, recipe.scales)
     place = None if out is None else Path(out)
     since = time.perf_counter()
+    before = _seconds_before(place) if resume else 0.0
     findings = recipe.carry_out(Bench(recipe.scales[scale], place, resume, progress))
     _check(recipe, findings)
-    done = Reproduction(recipe, scale, findings, time.perf_counter() - since)
+    scaled = recipe.scales[scale].get("scaled", "")
+    findings = dataclasses.replace(
+        findings, claims=[dataclasses.replace(claim, scaled=scaled) for claim in findings.claims]
+    )
+    done = Reproduction(recipe, scale, findings, before + time.perf_counter() - since)
     if place is not None:
         done.save(place)
     return done
+
+
+def _seconds_before(place: Path | None) -> float:
+    """What a finished reproduction took before it was taken up again."""
+    kept = None if place is None else place / CLAIMS_FILE
+    return float(json.loads(kept.read_text(encoding="utf-8"))["seconds"]) if kept and kept.is_file() else 0.0
 
 
 def _check(recipe: Recipe, findings: Findings) -> None:

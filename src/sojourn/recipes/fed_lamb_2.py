@@ -209,6 +209,7 @@ RECIPE = Recipe(
     "CNN with one local epoch on two cores, five times that with five: with tuning, fifteen hours and three days.",
     scales={
         "quick": {
+            "scaled": "perceptron on digits, 40 rounds; CNN on 640 images of MNIST, 20 clients, 20 rounds",
             "seeds": range(3),
             "measured_rounds": 10,
             "panels": _panels(_DIGITS, Panel("CNN on MNIST", "CNN", _FEW, _CNN, ONE_CLASS, 20, 1, 20, one_by_one=True)),

@@ -138,6 +138,7 @@ _ABOUT = (
     "CIFAR: half of scikit-learn's digits as 8 x 8 images, the paper's CNN and a ResNet-9 of a sixteenth of the width, "
     "20 rounds, lambda = 0"
 )
+_SCALED = "8 x 8 digits in place of CIFAR-10, ResNet-9 of a sixteenth of the width, 20 rounds"
 _COST = (
     "Full: CIFAR-10; a round of one local epoch is 1563 batches, which take two cores about two minutes for the CNN; "
     "ResNet-9 has fifty times its multiplications. Not run here."
@@ -150,6 +151,7 @@ RECIPE_3 = Recipe(
     about=f"{_ABOUT}; 10 and 20 clients where the paper has 10 and 50, and five of the eight panels. {_COST}",
     scales={
         "quick": {
+            "scaled": f"{_SCALED}, 20 clients in place of 50",
             "seeds": range(3),
             "panels": [
                 _panel(CNN, 10, 1), _panel(CNN, 20, 1), _panel(CNN, 20, 3),
@@ -173,8 +175,10 @@ RECIPE_4 = Recipe(
     source="Fed-LAMB paper, figure 4",
     about=f"{_ABOUT}. {_COST}",
     scales={
-        "quick": {"seeds": range(3), "panels": [_panel(RESNET, 10, epochs) for epochs in (1, 3)]},
+        "quick": {
+            "scaled": _SCALED, "seeds": range(3), "panels": [_panel(RESNET, 10, epochs) for epochs in (1, 3)],
+        },
         "full": {"seeds": range(3), "panels": [_panel(RESNET, 10, epochs, full=True) for epochs in (1, 3)]},
     },
     carry_out=_carry_out_4,
-)
+)  # fmt: skip

@@ -14,7 +14,12 @@ from sojourn.report.figure import CONFIG, static
 
 PAGE_FILE = INDEX_FILE = "README.md"
 _WIDTH = 640  # of a figure that fills its page in the browser
-_HEAD = "# Reproductions\n\nWritten by `sojourn reproduce RECIPE --publish DIR`; nothing here is typed in.\n\n"
+_HEAD = """# Reproductions
+
+Written by `sojourn reproduce RECIPE --publish DIR`; nothing here is typed in. Seconds depend on what else the machine
+had to do.
+
+"""
 
 
 def publish(done: Reproduction, folder: Path) -> Path:
@@ -67,9 +72,8 @@ def _page(done: Reproduction) -> str:
 def _claims(claims: Sequence[Claim]) -> str:
     rows = []
     for claim in claims:
-        rule = "; ".join(filter(None, [claim.statistic, claim.threshold]))
-        rows.append((f"**{claim.verdict}**", claim.text, claim.evidence, rule, str(claim.seeds), claim.by))
-    return _table(Table("", ("verdict", "claim", "evidence", "statistic", "seeds", "by"), rows))
+        rows.append((f"**{claim.verdict}**", claim.text, claim.evidence, "; ".join(claim.rule()), claim.by))
+    return _table(Table("", ("verdict", "claim", "evidence", "judged by", "made by"), rows))
 
 
 def _table(table: Table) -> str:

@@ -315,9 +315,9 @@ _FILLED = (
 _QUICK: dict[str, Any] = {
     "data": {"name": "digits", "test_share": 0.199},  # 1440 to train: equal clients in both splits, so one program
     "num_clients": 10, "iterations": 200, "tuning_iterations": 100, "evaluations": 10,
-    "seeds": range(5),
+    "seeds": range(5), "scaled": "digits (8 x 8) on 10 clients in place of MNIST on 50",
 }  # fmt: skip
-_FULL: dict[str, Any] = {**_QUICK, "data": {"name": "mnist"}, "num_clients": 50}
+_FULL: dict[str, Any] = {**_QUICK, "data": {"name": "mnist"}, "num_clients": 50, "scaled": ""}
 
 WIDTH = Recipe(
     name="relu-1",

@@ -55,10 +55,10 @@ def contender(
     return Contender(label, make, home, scale["step_sizes"], scale["rounds"])
 
 
-def judge(curves: Mapping[Cell, Curves], data: str, scaled: str = "") -> list[Claim]:
-    """The paper's claims on one data set; `scaled` says how this differs from its experiment."""
+def judge(curves: Mapping[Cell, Curves], data: str) -> list[Claim]:
+    """The paper's claims on one data set."""
     n = len(curves[SMALL, IID].final("loss"))
-    where = f" ({data}{f'; {scaled}' if scaled else ''})"
+    where = f" ({data})"
     edges = [course.label for course in curves.values() if course.on_edge]
     note = f"; best step on the edge of the grid: {', '.join(edges)}" if edges else ""
     paired, spread = "paired differences over seeds, t-interval", "log ratio of variances over runs, jackknife"
@@ -142,14 +142,14 @@ def carry_out(bench: Bench) -> Findings:
     tables = []
     for data in bench.scale["data"]:
         curves = measure(bench, data)
-        judged = judge(curves, data["name"], bench.scale["scaled"])
+        judged = judge(curves, data["name"])
         claims += judged
         shown += figures(curves, data["name"], [claim.id for claim in judged])
         tables.append(results(f"Ends of the runs, {data['name']}", list(curves.values())))
     return Findings(claims, shown, tables=tables)
 
 
-_PAPER = {"num_clients": 100, "cohort": 10, "step_sizes": STEP_SIZES, "repeats": 10, "scaled": ""}
+_PAPER = {"num_clients": 100, "cohort": 10, "step_sizes": STEP_SIZES, "repeats": 10}
 _SKEW = "the others hold random samples"
 MLP_FULL = {
     **_PAPER, "data": ({"name": "mnist"},), "skewed_share": 0.7, "batch_size": 10, "num_local_steps": 10,
@@ -157,7 +157,7 @@ MLP_FULL = {
 }  # fmt: skip
 MLP_QUICK = {
     **MLP_FULL, "data": ({"name": "digits"},), "num_clients": 20, "cohort": 4, "rounds": 200,
-    "scaled": "quick scale: 8 x 8 digits in place of MNIST, 20 clients of which 4 take part, 200 rounds",
+    "scaled": "8 x 8 digits in place of MNIST, 20 clients of which 4 take part, 200 rounds",
 }  # fmt: skip
 CIFAR_FULL = {
     **_PAPER, "data": ({"name": "cifar10"},), "skewed_share": 0.2, "batch_size": 32, "num_local_steps": 5,
@@ -181,7 +181,7 @@ WIDE_1 = Recipe(
             **CIFAR_QUICK, "data": ({"name": "cifar10", "num_train": 1001, "num_test": 500},), "rounds": 60,
             "tuning_rounds": 20,
             "models": {s: {"name": f"cifar-cnn-{s}", "width_share": 0.25} for s in (SMALL, LARGE)},
-            "scaled": "quick scale: 1001 samples, 10 clients of which 2 take part, 60 rounds, a quarter of the width",
+            "scaled": "1001 samples, 10 clients of which 2 take part, 60 rounds, a quarter of the width",
         },
         "full": {**CIFAR_FULL, "models": {s: {"name": f"cifar-cnn-{s}"} for s in (SMALL, LARGE)}},
     },
@@ -205,7 +205,7 @@ WIDE_2 = Recipe(
                 SMALL: {"name": "resnet18", "width": 8, "groups": 4},
                 LARGE: {"name": "resnet50", "width": 8, "groups": 4},
             },
-            "scaled": "quick scale: 1001 images of 8 x 8 pixels, 10 clients of which 2 take part, 40 rounds, an eighth "
+            "scaled": "1001 images of 8 x 8 pixels, 10 clients of which 2 take part, 40 rounds, an eighth "
             "of the width, step 0.05 untuned",
         },
         "full": {**CIFAR_FULL, "models": {SMALL: {"name": "resnet18"}, LARGE: {"name": "resnet50"}}},

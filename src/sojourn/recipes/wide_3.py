@@ -34,7 +34,7 @@ def equal(differences: np.ndarray, margin: float) -> tuple[bool | None, str]:
     return False if False in sides else None if None in sides else True, above(differences, 0.0)[1]
 
 
-def judge(curves: Mapping[tuple[str, str], Curves], data: str, scaled: str = "") -> Claim:
+def judge(curves: Mapping[tuple[str, str], Curves], data: str) -> Claim:
     ends = {cell: course.final("test_accuracy") for cell, course in curves.items()}
     found = {split: equal(ends[PROPOSED, split] - ends[RANDOM, split], MARGIN) for split in (IID, MIXED)}
     verdicts = [holds for holds, _ in found.values()]
@@ -42,7 +42,7 @@ def judge(curves: Mapping[tuple[str, str], Curves], data: str, scaled: str = "")
     note = f"; best step on the edge of the grid: {', '.join(edges)}" if edges else ""
     return Claim(
         f"{data}-starts-equal", f"The final test accuracies of the two starts differ by less than a point, on both "
-        f"splits ({data}{f'; {scaled}' if scaled else ''}).",
+        f"splits ({data}).",
         False if False in verdicts else None if None in verdicts else True,
         "; ".join(f"{split}: {text}" for split, (_, text) in found.items()) + note,
         "proposed less random, paired differences over seeds, t-interval", f"within {MARGIN} on both sides",
@@ -54,7 +54,7 @@ def _carry_out(bench: Bench) -> Findings:
     claims, figures, tables = [], [], []
     for data in bench.scale["data"]:
         curves, name = measure(bench, data), data["name"]
-        claims.append(judge(curves, name, bench.scale["scaled"]))
+        claims.append(judge(curves, name))
         figures += _figures(list(curves.values()), name, claims[-1].id)
         tables.append(results(f"Ends of the runs, {name}", list(curves.values())))
     return Findings(claims, figures, tables=tables)

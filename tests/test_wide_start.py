@@ -9,6 +9,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from sojourn.cli import _setup
 from sojourn.config import validate
 from sojourn.core.errors import SojournError
 from sojourn.core.gaussian_mechanism import delta_of, epsilon_of
@@ -257,6 +258,9 @@ def test_a_config_reaches_the_clients_and_the_run_counts_and_tells_it(tmp_path) 
     assert setup["checked"]["local_steps"] == 2 and setup["checked"]["verdict"] == "not certified"
     assert setup["smallest_singular_value"] > 0
     json.dumps(setup, allow_nan=False)
+    assert _setup(setup) == (
+        "before round 1 the start took 16,384 numbers down and 8,332 up; its conditions: not certified"
+    )
     resumed = run_config(validate({**TABLES, "run": {"rounds": 4}}), tmp_path / "run", resume=True, progress=False)
     assert resumed[0].frame()["floats_up"][0] == setup["floats_up"], "counted once"
     plain = {**TABLES, "model": {"name": "pyramid", "widths": [64, 12]}}

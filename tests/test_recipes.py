@@ -83,7 +83,7 @@ def test_json_is_all_that_is_printed_and_has_the_keys(command: Command, add: Cal
     assert [claim["verdict"] for claim in told["claims"]] == ["holds", "fails", "not decided"]
     assert told["claims"][0] | {"verdict": ""} == {
         "id": "good", "text": HOLDS.text, "holds": True, "evidence": "1 < 2", "statistic": "comparison",
-        "threshold": "below", "seeds": 3, "by": "paper", "verdict": "",
+        "threshold": "below", "seeds": 3, "by": "paper", "scaled": "", "verdict": "",
     }  # fmt: skip
     assert json.loads(Path("here/claims.json").read_text(encoding="utf-8")) == told
 

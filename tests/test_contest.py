@@ -105,6 +105,13 @@ def test_a_diverged_seed_does_not_hide_the_others() -> None:
     assert above(lost.final("loss"), 0.0)[0] is None
 
 
+def test_where_every_seed_diverges_at_once_the_end_is_not_the_start() -> None:
+    contest = Contest(Bench({}, progress=False), seeds=(0, 1), evaluations=2)
+    lost = contest.play(Contender("local SGD", lambda step: LocalSGD(step, STEPS), home, GRID, 7), 1e30)
+    assert list(lost.rounds) == [0, 3, 6, 7]
+    assert np.isfinite(lost.metrics["loss"][:, 0]).all() and not np.isfinite(lost.final("loss")).any()
+
+
 def test_one_program_for_all_gives_the_same_curves(curves: Curves) -> None:
     contest = Contest(Bench({}, progress=False), seeds=(0, 1, 2), evaluations=3, one_by_one=True)
     apart = contest.play(Contender("local SGD", lambda step: LocalSGD(step, STEPS), home, GRID, ROUNDS))

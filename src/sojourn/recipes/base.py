@@ -18,6 +18,7 @@ from scipy import stats
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.files import write_atomically
 from sojourn.history import History, environment
+from sojourn.recipes.trends import all_hold
 from sojourn.report import Section, render
 from sojourn.sweeping import Setting, sweep_settings
 
@@ -250,3 +251,9 @@ def above(values: np.ndarray, threshold: float, level: float = 0.95) -> tuple[bo
     if mean - half > threshold:
         return True, text
     return (False, text) if mean + half < threshold else (None, text)
+
+
+def within(differences: np.ndarray, margin: float) -> tuple[bool | None, str]:
+    """Whether the mean of independent differences lies within a margin of zero: its confidence interval decides."""
+    inside = all_hold(above(margin - differences, 0.0)[0], above(differences + margin, 0.0)[0])
+    return inside, above(differences, 0.0)[1]

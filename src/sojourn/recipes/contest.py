@@ -100,11 +100,13 @@ class Contest:
         each = table["local_steps"] / table["participants"].clip(lower=1)  # of one client, in a round
         table["steps"] = each.groupby(table["setting"]).cumsum()
         seen = table[table["loss"].notna()]  # a run that diverged may have ended early: its rest is nan
+        rounds = np.unique([*range(0, contender.rounds, self._every(contender.rounds)), contender.rounds])
         by_seed = {
-            name: seen.pivot(index="setting", columns="round", values=name).reindex(range(len(settings)))
+            name: seen.pivot(index="setting", columns="round", values=name).reindex(
+                range(len(settings)), columns=rounds
+            )
             for name in (*METRICS, "floats", "steps")
         }
-        rounds = by_seed["loss"].columns.to_numpy()
         metrics = {name: by_seed[name].to_numpy() for name in METRICS}
         floats, steps = (by_seed[name].max().to_numpy() for name in ("floats", "steps"))  # alike in all seeds
         return Curves(contender.label, step_size, on_edge, rounds, floats, steps, metrics)
@@ -126,10 +128,12 @@ class Contest:
         losses = ends["loss"].where(~ends["diverged"] & np.isfinite(ends["loss"]), np.inf).to_numpy()
         return np.asarray(losses.reshape(len(contender.step_sizes), -1).mean(axis=1))
 
+    def _every(self, rounds: int) -> int:
+        return max(1, rounds // self.evaluations)
+
     def _sweep(self, label: str, settings: Sequence[Setting], rounds: int) -> Any:
-        every = max(1, rounds // self.evaluations)
         name = "".join(letter if letter.isalnum() else "-" for letter in label)
-        how = {"participation": self.participation, "eval_every": every}
+        how = {"participation": self.participation, "eval_every": self._every(rounds)}
         if not self.one_by_one:
             return self.bench.sweep(name, settings, rounds, **how).table.copy()
         each = [self.bench.sweep(f"{name}-{i}", [one], rounds, **how).table for i, one in enumerate(settings)]

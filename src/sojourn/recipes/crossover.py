@@ -18,7 +18,7 @@ from sojourn.core.federation import Federation
 from sojourn.problems.quadratic import quadratic
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, above
 from sojourn.recipes.charts import lines
-from sojourn.recipes.trends import bands
+from sojourn.recipes.trends import all_hold, bands
 from sojourn.sweeping import Setting
 
 MU, SMOOTHNESS, SPREAD, NOISE, TARGET = 1.0, 25.0, 0.3, 0.25, 0.1
@@ -100,7 +100,7 @@ def judge(rounds: Rounds) -> list[Claim]:
     return [
         Claim(
             "one-over-k", "With tau = 0 local steps count as rounds: R(K) = R(1) / K down to a single round.",
-            _all(*within), _shown(steps, shared),
+            all_hold(*within), _shown(steps, shared),
             "R(K) less R(1) / K on paired seeds, t-interval", "within 15 %, and a round more", n,
         ),
         Claim(
@@ -123,7 +123,7 @@ def judge(rounds: Rounds) -> list[Claim]:
         Claim(
             "baselines-save-little", f"From K = 1 to {last} minibatch SGD and AC-SA save less than a quarter of their "
             "rounds: to them K only means less noise.",
-            _all(*(above(r[:, -1] / r[:, 0], 0.75)[0] for r in (rounds.minibatch, rounds.accelerated))),
+            all_hold(*(above(r[:, -1] / r[:, 0], 0.75)[0] for r in (rounds.minibatch, rounds.accelerated))),
             f"minibatch SGD {_shown(steps, rounds.minibatch)}; AC-SA {_shown(steps, rounds.accelerated)}",
             f"R({steps[-1]}) / R(1) on paired seeds, t-interval", "above 0.75", n, "check",
         ),
@@ -138,14 +138,10 @@ def _crossover(rounds: Rounds, shared: np.ndarray, apart: np.ndarray) -> Claim:
     return Claim(
         "crossover", f"Local SGD at K = {steps[-1]} needs fewer rounds than AC-SA when tau = 0, and more at every K "
         f"when tau = {max(rounds.by_tau):g} mu.",
-        _all(wins[0], loses[0]), f"rounds saved at tau = 0: {wins[1]}, on every seed from K = {from_k}; lost at the "
-        f"largest tau with the best K: {loses[1]}",
+        all_hold(wins[0], loses[0]), f"rounds saved at tau = 0: {wins[1]}, on every seed from K = {from_k}; lost at "
+        f"the largest tau with the best K: {loses[1]}",
         "paired differences over seeds, t-interval", "both above 0", rounds.num_seeds, "check",
     )  # fmt: skip
-
-
-def _all(*verdicts: bool | None) -> bool | None:
-    return False if False in verdicts else None if None in verdicts else True
 
 
 def _shown(steps: Any, found: np.ndarray) -> str:

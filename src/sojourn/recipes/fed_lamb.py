@@ -16,6 +16,7 @@ from sojourn.algorithms import FedAMS, FedLAMB, LocalSGD
 from sojourn.core.federation import Federation
 from sojourn.recipes.base import Bench, Claim, Figure, Table, above
 from sojourn.recipes.contest import Contender, Contest, Curves, chart, results, world
+from sojourn.recipes.trends import all_hold
 
 SGD, AMS, LAMB = "Fed-SGD", "Fed-AMS", "Fed-LAMB"
 METHODS = (SGD, AMS, LAMB)
@@ -147,10 +148,6 @@ class Tournament:
 # --- claims ------------------------------------------------------------------------------------------------------
 
 
-def all_of(*verdicts: bool | None) -> bool | None:
-    return False if False in verdicts else None if None in verdicts else True
-
-
 def shown(played: Played, of: Any = None) -> str:
     """The methods' means in a panel, at the end unless another measure is given."""
     measure = of or Played.end
@@ -161,7 +158,7 @@ def leads(panels: Sequence[Played], method: str, others: Sequence[str], of: Any 
     """Whether a method is above others in every panel, by differences of paired seeds; all means as evidence."""
     measure = of or Played.end
     verdicts = [above(measure(p, method) - measure(p, other), 0.0)[0] for p in panels for other in others]
-    return all_of(*verdicts), "; ".join(shown(p, of) + p.edges for p in panels)
+    return all_hold(*verdicts), "; ".join(shown(p, of) + p.edges for p in panels)
 
 
 def highest(played: Played, what: str = "test accuracy") -> Claim:

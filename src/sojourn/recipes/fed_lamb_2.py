@@ -24,7 +24,6 @@ from sojourn.recipes.fed_lamb import (
     Panel,
     Played,
     Tournament,
-    all_of,
     ends,
     equal_floats,
     figures,
@@ -32,6 +31,7 @@ from sojourn.recipes.fed_lamb import (
     leads,
     shown,
 )
+from sojourn.recipes.trends import all_hold
 
 READINGS: dict[str, dict[str, Any]] = {  # of Algorithm 1, where print leaves it open; the first is the default
     "as declared": {},
@@ -148,7 +148,7 @@ def readings_claim(name: str, rival: np.ndarray, found: dict[str, np.ndarray]) -
     return Claim(
         "readings-agree", f"{name}: Fed-LAMB is on the same side of Fed-AMS however the open points of Algorithm 1 "
         "are read (moments, first denominators, layers, gradients).",
-        all_of(*same), f"Fed-AMS {rival.mean():.3f}; Fed-LAMB {text}",
+        all_hold(*same), f"Fed-AMS {rival.mean():.3f}; Fed-LAMB {text}",
         "test accuracy over the last fifth of the rounds, differences of paired seeds, t-interval",
         "the same sign for all readings", len(rival), "check",
     )  # fmt: skip

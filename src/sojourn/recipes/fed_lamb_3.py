@@ -14,13 +14,13 @@ from sojourn.recipes.fed_lamb import (
     Panel,
     Played,
     Tournament,
-    all_of,
     ends,
     equal_floats,
     figures,
     leads,
     shown,
 )
+from sojourn.recipes.trends import all_hold
 
 CNN, RESNET = "CNN", "ResNet"
 SIMILAR, CLOSE, SLACK = 0.02, 0.03, 0.01  # of test accuracy: what "similar", "close" and "at least" are taken to mean
@@ -36,7 +36,7 @@ def fastest(panels: Sequence[Played]) -> Claim:
 
 def at_least_ams(panels: Sequence[Played]) -> Claim:
     verdicts = [above(p.end(LAMB) - p.end(AMS), -SLACK)[0] for p in panels]
-    return Claim("not-below-ams", "Fed-LAMB ends at least as high as Fed-AMS, in every panel.", all_of(*verdicts),
+    return Claim("not-below-ams", "Fed-LAMB ends at least as high as Fed-AMS, in every panel.", all_hold(*verdicts),
                  "; ".join(shown(p) + p.edges for p in panels), _ENDS, f"above -{SLACK} in all panels",
                  panels[0].num_seeds)  # fmt: skip
 
@@ -44,7 +44,7 @@ def at_least_ams(panels: Sequence[Played]) -> Claim:
 def within(panels: Sequence[Played], one: str, other: str, most: float) -> tuple[bool | None, str]:
     """Whether two methods end within so much of each other in every panel."""
     found = [above(most - np.abs(p.end(one) - p.end(other)), 0.0)[0] for p in panels]
-    return all_of(*found), "; ".join(shown(p) + p.edges for p in panels)
+    return all_hold(*found), "; ".join(shown(p) + p.edges for p in panels)
 
 
 def sgd_close(panels: Sequence[Played]) -> Claim:
@@ -80,7 +80,7 @@ def judge_3(panels: Sequence[Played]) -> list[Claim]:
     """Of the panels of both networks; the first of the ResNet's is the one with many clients, iid, and one epoch."""
     cnn, resnet = ([p for p in panels if p.network == name] for name in (CNN, RESNET))
     below, text = leads(cnn, AMS, (SGD,))
-    both = all_of(below, leads(cnn, LAMB, (SGD,))[0])
+    both = all_hold(below, leads(cnn, LAMB, (SGD,))[0])
     clear, once = leads([p for p in cnn if p.epochs == 1], LAMB, (AMS,))
     n = panels[0].num_seeds
     return [

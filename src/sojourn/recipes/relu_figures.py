@@ -17,8 +17,9 @@ import numpy as np
 from sojourn.algorithms import LocalSGD
 from sojourn.core.federation import Federation
 from sojourn.models.deep_relu import deep_relu
-from sojourn.recipes.base import Bench, Claim, Figure, Findings, Maker, Recipe, above
+from sojourn.recipes.base import Bench, Claim, Figure, Findings, Maker, Recipe, above, within
 from sojourn.recipes.contest import Contender, Contest, Curves, Metric, chart, results, world
+from sojourn.recipes.trends import all_hold
 
 CROSS_ENTROPY, SQUARED = "cross-entropy", "squared"
 IID, NON_IID = "IID", "non-IID"
@@ -92,17 +93,13 @@ def _every(rounds: int, evaluations: int, shortest: int) -> int:
     return max(d for d in range(1, shortest + 1) if shortest % d == 0 and d <= max(1, rounds // evaluations))
 
 
-def _all(verdicts: Sequence[bool | None]) -> bool | None:
-    return False if False in verdicts else None if None in verdicts else True
-
-
 def _chain(found: Sequence[tuple[str, np.ndarray]], sign: float) -> tuple[bool | None, str]:
     """Whether each is below (sign 1) or above (sign -1) the next on paired seeds; the evidence lists all means."""
     steps = list(itertools.pairwise(found))
     verdicts = [above(sign * (b - a), 0.0)[0] for (_, a), (_, b) in steps]
     doubtful = [f"{a} to {b}" for ((a, _), (b, _)), held in zip(steps, verdicts, strict=True) if held is not True]
     text = ", ".join(f"{values.mean():.4g} at {name}" for name, values in found)
-    return _all(verdicts), text + (f"; not shown from {', '.join(doubtful)}" if doubtful else "")
+    return all_hold(*verdicts), text + (f"; not shown from {', '.join(doubtful)}" if doubtful else "")
 
 
 def _edges(results: Results, cases: Sequence[Case]) -> str:
@@ -196,7 +193,7 @@ def judge_gap(results: Results) -> list[Claim]:
         claims.append(Claim(
             f"faster-per-round{ending}", f"Per round it is the other way round: after as many rounds as tau = {high} "
             f"takes, its training loss is below that of tau = {low}, in both splits{where}.",
-            _all([holds for holds, _ in verdicts.values()]),
+            all_hold(*(holds for holds, _ in verdicts.values())),
             "loss saved " + "; ".join(f"{split} {text}" for split, (_, text) in verdicts.items()) + edges,
             "difference on paired seeds, t-interval", "above 0", n, "check",
         ))  # fmt: skip
@@ -238,7 +235,7 @@ def judge_depth(results: Results) -> list[Claim]:
                 by,
             ))  # fmt: skip
             gap = accuracy[deep[-1]] - accuracy[shallow]
-            inside = _all([above(NEAR - gap, 0.0)[0], above(gap + NEAR, 0.0)[0]])
+            inside = within(gap, NEAR)[0]
             claims.append(Claim(
                 f"wide-is-equal-{split.lower()}{ending}", f"L = {depth}, m = {deep[-1].width} performs as {one} does, "
                 f"{split}{where}.",

@@ -23,7 +23,7 @@ from sojourn.problems.caps import cap_regression_parameters
 from sojourn.problems.gaussian_regression import gaussian_regression
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, above
 from sojourn.recipes.charts import heat_map, lines
-from sojourn.recipes.trends import all_grow, bands, interval, resampled
+from sojourn.recipes.trends import all_grow, all_hold, bands, interval, resampled
 from sojourn.sweeping import Setting
 
 NUM_CLIENTS, DIMENSION, MEAN_NORM, NOISE_STD, NUM_LOCAL_STEPS = 20, 5, 5.0, 0.1, 10
@@ -144,7 +144,7 @@ def _either_hurts(cells: Cells) -> Claim:
         "only-when-both-are-small",
         "Local SGD does well only when both kinds are small: raising either label alone from 0 to its end raises the "
         "error.",
-        _both(by_tau[0], by_zeta[0]),
+        all_hold(by_tau[0], by_zeta[0]),
         f"tau alone: by {by_tau[1]}, {tau.mean() / start.mean():.2f} times; "
         f"zeta_* alone: by {by_zeta[1]}, {zeta.mean() / start.mean():.2f} times",
         "paired differences over trials, t-interval", "both intervals above 0", cells.num_trials,
@@ -215,10 +215,6 @@ def _labels_are_distances(cells: Cells) -> Claim:
         f"{cells.hessian_gaps[:, -1].mean():.1f}",
         threshold="equal to 1e-6 in every cell",
     )  # fmt: skip
-
-
-def _both(*verdicts: bool | None) -> bool | None:
-    return False if False in verdicts else None if None in verdicts else True
 
 
 def _heat(cells: Cells, errors: np.ndarray, title: str, note: str, claims: tuple[str, ...]) -> Figure:

@@ -62,6 +62,11 @@ def decide(low: float, high: float, threshold: float) -> bool | None:
     return True if low > threshold else False if high < threshold else None
 
 
+def all_hold(*verdicts: bool | None) -> bool | None:
+    """The verdict on all together: one that fails decides, else one that is open leaves them open."""
+    return False if False in verdicts else None if None in verdicts else True
+
+
 def all_grow(curves: Mapping[str, np.ndarray], threshold: float) -> tuple[bool | None, str]:
     """Whether the mean of every family of curves (n, points) has a Spearman coefficient above the threshold."""
     found = {name: interval(family, spearman) for name, family in curves.items()}
@@ -71,4 +76,4 @@ def all_grow(curves: Mapping[str, np.ndarray], threshold: float) -> tuple[bool |
     text = f"Spearman {value:.3f} ({LEVEL:.0%} interval {low:.3f} to {high:.3f}) at {weakest}"
     if len(found) > 1:
         text = f"weakest of {len(found)}: {text}"
-    return (False if False in verdicts else None if None in verdicts else True), text
+    return all_hold(*verdicts), text

@@ -16,7 +16,7 @@ from sojourn.core.federation import Federation
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, above
 from sojourn.recipes.charts import boxes
 from sojourn.recipes.contest import Contender, Contest, Curves, chart, results, world
-from sojourn.recipes.trends import log_variance_ratio
+from sojourn.recipes.trends import all_hold, log_variance_ratio
 
 SMALL, LARGE = "small", "large"
 IID, MIXED = "iid", "non-iid"
@@ -109,8 +109,7 @@ def steadier(first: np.ndarray, second: np.ndarray) -> tuple[bool | None, str]:
 
 
 def _all(verdicts: Mapping[str, tuple[bool | None, str]]) -> bool | None:
-    found = [holds for holds, _ in verdicts.values()]
-    return False if False in found else None if None in found else True
+    return all_hold(*(holds for holds, _ in verdicts.values()))
 
 
 def _shown(verdicts: Mapping[str, tuple[bool | None, str]]) -> str:

@@ -7,10 +7,9 @@ kappa, both in place of PyTorch's uniform weights. The paper does not name kappa
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from sojourn.recipes.base import Bench, Claim, Findings, Recipe, above
+from sojourn.recipes.base import Bench, Claim, Findings, Recipe, within
 from sojourn.recipes.contest import Curves, chart, results
+from sojourn.recipes.trends import all_hold
 from sojourn.recipes.wide import IID, MIXED, MLP_FULL, MLP_QUICK, contender, contest_of
 
 RANDOM, PROPOSED = "random start", "proposed start"
@@ -28,22 +27,16 @@ def measure(bench: Bench, data: Mapping[str, Any]) -> dict[tuple[str, str], Curv
     }
 
 
-def equal(differences: np.ndarray, margin: float) -> tuple[bool | None, str]:
-    """Whether the mean difference lies within the margin on both sides: its interval decides."""
-    sides = above(margin - differences, 0.0)[0], above(differences + margin, 0.0)[0]
-    return False if False in sides else None if None in sides else True, above(differences, 0.0)[1]
-
-
 def judge(curves: Mapping[tuple[str, str], Curves], data: str) -> Claim:
     ends = {cell: course.final("test_accuracy") for cell, course in curves.items()}
-    found = {split: equal(ends[PROPOSED, split] - ends[RANDOM, split], MARGIN) for split in (IID, MIXED)}
+    found = {split: within(ends[PROPOSED, split] - ends[RANDOM, split], MARGIN) for split in (IID, MIXED)}
     verdicts = [holds for holds, _ in found.values()]
     edges = [course.label for course in curves.values() if course.on_edge]
     note = f"; best step on the edge of the grid: {', '.join(edges)}" if edges else ""
     return Claim(
         f"{data}-starts-equal", f"The final test accuracies of the two starts differ by less than a point, on both "
         f"splits ({data}).",
-        False if False in verdicts else None if None in verdicts else True,
+        all_hold(*verdicts),
         "; ".join(f"{split}: {text}" for split, (_, text) in found.items()) + note,
         "proposed less random, paired differences over seeds, t-interval", f"within {MARGIN} on both sides",
         len(ends[RANDOM, IID]),

@@ -9,7 +9,7 @@ import numpy as np
 
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, Table, above
 from sojourn.recipes.charts import lines
-from sojourn.recipes.trends import bands
+from sojourn.recipes.trends import all_hold, bands
 from sojourn.recipes.wide_runs import (
     GAMMA,
     IID,
@@ -196,8 +196,7 @@ def _rises(courses: Mapping[str, Course]) -> str:
 
 
 def _of(found: Mapping[str, tuple[bool | None, str]]) -> bool | None:
-    verdicts = [verdict for verdict, _ in found.values()]
-    return False if False in verdicts else None if None in verdicts else True
+    return all_hold(*(verdict for verdict, _ in found.values()))
 
 
 def _carry_out(bench: Bench) -> Findings:

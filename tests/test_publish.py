@@ -37,6 +37,8 @@ def test_the_index_follows_what_lies_there(command: Command, add: Add) -> None: 
     add(tiny(FAILS, name="other"))
     command("reproduce", "tiny", "--out", "a", "--publish", "pages")
     Path("pages/tiny-quick/figure-7.svg").write_text("of an earlier version")
+    Path("pages/foreign").mkdir()
+    Path("pages/foreign/claims.json").write_text("{}")  # somebody else's
     command("reproduce", "other", "--out", "b", "--publish", "pages")
     command("reproduce", "tiny", "--out", "a", "--publish", "pages")
     assert not Path("pages/tiny-quick/figure-7.svg").exists()

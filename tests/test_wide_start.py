@@ -275,8 +275,14 @@ def test_other_methods_and_batches_are_judged_for_what_they_are() -> None:
     assert {c["condition"][:4] for c in exact["conditions"]} == {"(72)", "(73)"}
     assert {c["condition"][:4] for c in batch["conditions"]} == {"(67)", "(68)"}
     assert all(c["left_log10"] > 1e6 for c in batch["conditions"]), "numbers of millions of digits"
-    certified = asked(identity_scale=1e16).setup.told({"class": "FedAvg", "num_local_steps": 5}, None)["checked"]
-    assert certified["verdict"] == "certified", "exact gradients, and a zeta that is large enough"
+
+
+def test_a_start_certifies_only_steps_that_the_proof_allows() -> None:
+    setup = asked(identity_scale=1e16).setup  # exact gradients, and a zeta that is large enough
+    told = lambda step: setup.told({"class": "FedAvg", "num_local_steps": 5, "step_size": step}, None)["checked"]  # noqa: E731
+    largest = told(1.0)["largest_step_size"]
+    assert told(0.9 * largest)["verdict"] == "certified, for the squared loss with all clients taking part"
+    assert told(1.1 * largest)["verdict"].startswith("not certified: the conditions hold, but only for step sizes up")
 
 
 def test_a_sweep_over_summaries_counts_each(tmp_path) -> None:
@@ -312,3 +318,15 @@ def test_a_config_whose_start_cannot_be_made_is_refused(change: dict, sentence: 
 def test_clients_that_cannot_answer_are_named(clients: list, sentence: str) -> None:
     with pytest.raises(SojournError, match=sentence):
         wide_pyramid((8,), 2, KEY, clients, widths=[32, 6])
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_labels_outside_the_classes_are_named(label: int) -> None:
+    clients = [(np.ones((2, 8)), np.array([0, label]))]
+    with pytest.raises(SojournError, match=r"labels from .* expected 0 to 1"):
+        asked(clients)
+
+
+def test_an_unknown_summary_is_named() -> None:
+    with pytest.raises(SojournError, match='did you mean "gram"'):
+        asked(summary="gramm")

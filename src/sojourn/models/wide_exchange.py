@@ -14,14 +14,14 @@ Paper to code: W_1 -> first, a_0 -> floor, a_0k -> client_floors, N -> the sampl
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from pydantic import Field
 
-from sojourn.core.errors import SojournError
+from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.gaussian_mechanism import epsilon_of, of_several
 from sojourn.core.keys import purpose_key
 from sojourn.core.setup import Prepared, Setup
@@ -200,6 +200,8 @@ def wide_pyramid(
     `clients` are pairs of inputs and labels, or of inputs and targets of `num_classes` numbers. With
     second_variance = None the server takes the largest variance up to 1e-4 that keeps ||f_0|| <= ||y||.
     """
+    if summary not in get_args(Summary):
+        raise unknown_name("summary", summary, get_args(Summary))
     protection = _protection(noise_multiplier, feature_clip, input_clip, delta)
     sizes = [int(np.prod(input_shape)), *widths, num_classes]
     data = [_checked(number, *client, sizes[0], num_classes) for number, client in enumerate(clients)]
@@ -227,7 +229,8 @@ def wide_pyramid(
         "samples": int(known.samples.sum()), "smallest_singular_value": known.floor,
         "smallest_singular_value_of_a_client": float(known.client_floors.min()), "without_protection": exact,
         "input_norm": input_norm, "label_norm": label_norm, "loss_bound": known.phi,
-        "second_variance": second_variance, "identity_scale": identity_scale or IDENTITY_SCALE,
+        "second_variance": second_variance,
+        "identity_scale": IDENTITY_SCALE if identity_scale is None else identity_scale,
         **_told(protection, summary),
     }  # fmt: skip
     sent = {name: int(sum(numbers)) for name, numbers in _wire(first, answers).items()}
@@ -261,6 +264,13 @@ class _Known:
         """A bound on the first loss, at most 2 ||y||^2 / N where W_2 is as small as the server makes it."""
         return float(self.error**2 / (2 * self.samples.sum()))
 
+    @staticmethod
+    def _for_this_step(step_size: Any, largest: float) -> str:
+        """Conditions that hold say something of steps that the proof allows, and of what the theorem is about."""
+        if not isinstance(step_size, float) or step_size > largest:
+            return f"not certified: the conditions hold, but only for step sizes up to {largest:.2g}"
+        return "certified, for the squared loss with all clients taking part"
+
     def check(self, algorithm: Mapping[str, Any], batch_size: int | None) -> dict[str, Any]:
         """The conditions for this method: exact gradients have (72) and (73), batches have (67) and (68)."""
         if algorithm.get("class") != "FedAvg":
@@ -291,7 +301,9 @@ class _Known:
         limits = step_limits(found, **sizes, lows=self.lows, num_layers=layers, num_local_steps=steps,
                              error=self.error, ratio=ratio)  # fmt: skip
         proven = [c for c in conditions if "with" in c.name]
-        verdict = "certified" if all(c.holds for c in proven) else "not certified"
+        verdict = "not certified"
+        if all(c.holds for c in proven):
+            verdict = self._for_this_step(algorithm.get("step_size"), min(limits.values()))
         if self.protected:
             verdict = "not certified: the numbers behind the conditions were clipped, or have noise in them"
         return {
@@ -344,6 +356,11 @@ def _checked(number: int, x: Any, y: Any, inputs: int, outputs: int) -> ClientDa
             f"at least one row of {inputs} numbers, and as many targets."
         )
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
+        if y.min() < 0 or y.max() >= outputs:
+            raise SojournError(
+                f"client {number} of the wide start has labels from {y.min()} to {y.max()}; "
+                f"expected 0 to {outputs - 1}."
+            )
         y = np.eye(outputs)[y]
     if y.shape != (len(x), outputs) or not np.isfinite(x).all() or not np.isfinite(y).all():
         raise SojournError(

@@ -93,9 +93,14 @@ class Bench:
     resume: bool = False
     progress: bool | None = None
 
+    def inside(self, name: str) -> "Bench":
+        """The same, in a folder of its own."""
+        folder = "".join(letter if letter.isalnum() else "-" for letter in name)
+        return dataclasses.replace(self, out=None if self.out is None else self.out / folder)
+
     def sweep(self, name: str, settings: Sequence[Setting], rounds: int, **how: Any) -> History:
         """`sweep_settings`, kept in a folder of its own when the reproduction is kept."""
-        place = None if self.out is None else self.out / name
+        place = self.inside(name).out
         kept: dict[str, Any] = {"out": place, "resume": self.resume, "label": name, "progress": self.progress}
         history = sweep_settings(None, settings, rounds, **kept, **how)
         if history.status == "stopped":

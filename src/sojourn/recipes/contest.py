@@ -132,11 +132,10 @@ class Contest:
         return max(1, rounds // self.evaluations)
 
     def _sweep(self, label: str, settings: Sequence[Setting], rounds: int) -> Any:
-        name = "".join(letter if letter.isalnum() else "-" for letter in label)
         how = {"participation": self.participation, "eval_every": self._every(rounds)}
         if not self.one_by_one:
-            return self.bench.sweep(name, settings, rounds, **how).table.copy()
-        each = [self.bench.sweep(f"{name}-{i}", [one], rounds, **how).table for i, one in enumerate(settings)]
+            return self.bench.sweep(label, settings, rounds, **how).table.copy()
+        each = [self.bench.sweep(f"{label}-{i}", [one], rounds, **how).table for i, one in enumerate(settings)]
         return pd.concat([table.assign(setting=i) for i, table in enumerate(each)], ignore_index=True)
 
 

@@ -89,6 +89,8 @@ def _index(folder: Path) -> str:
     rows = []
     for path in sorted(folder.glob(f"*/{CLAIMS_FILE}")):
         told = json.loads(path.read_text(encoding="utf-8"))
+        if not {"recipe", "scale", "title", "source", "claims", "seconds"} <= set(told):
+            continue  # not written here
         verdicts = [claim["verdict"] for claim in told["claims"]]
         refuted = [c["id"] for c in told["claims"] if c["verdict"] == "fails"]
         name = f"[{told['recipe']}, {told['scale']}]({path.parent.name}/{PAGE_FILE})"

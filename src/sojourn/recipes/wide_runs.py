@@ -130,8 +130,7 @@ def follow(bench: Bench, name: str, worlds: Sequence[World], step_size: float, s
     for number in range(stops):
         settings = [Setting(FedAvg(step_size=step_size, num_local_steps=STEPS), seed, {}, home)
                     for seed, home in enumerate(homes)]  # fmt: skip
-        folder = f"{''.join(c if c.isalnum() else '-' for c in name)}-{number:02d}"
-        history = bench.sweep(folder, settings, each, eval_every=max(1, each // 20))
+        history = bench.sweep(f"{name}-{number:02d}", settings, each, eval_every=max(1, each // 20))
         table = history.table
         shown = table[table["loss"].notna() & ((table["round"] > 0) | (number == 0))]
         if table["diverged"].any():

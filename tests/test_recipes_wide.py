@@ -48,7 +48,7 @@ def as_printed(**changed: tuple[float, float, float]) -> dict[Any, Curves]:
 
 
 def verdicts(curves: dict[Any, Curves]) -> dict[str, bool | None]:
-    return {claim.id.removeprefix("digits-"): claim.holds for claim in wide.judge(curves, "digits", "tiny")}
+    return {claim.id.removeprefix("digits-"): claim.holds for claim in wide.judge(curves, "digits")}
 
 
 def test_all_claims_hold_where_runs_are_as_the_paper_prints_them() -> None:
@@ -133,7 +133,7 @@ def test_tiny_contest_of_sizes_is_carried_out() -> None:
         "digits-lower-loss", "digits-higher-accuracy", "digits-iid-steadier", "digits-large-steadier"
     ]  # fmt: skip
     assert {claim for figure in found.figures for claim in figure.claims} == {claim.id for claim in found.claims}
-    assert all("digits in place of MNIST" in claim.text and claim.seeds == 3 for claim in found.claims)
+    assert all("(digits)" in claim.text and claim.seeds == 3 for claim in found.claims)
     assert len(found.tables[0].rows) == 4
     sent = {row[0]: float(row[-1]) for row in found.tables[0].rows}
     assert sent["large, iid"] / sent["small, iid"] == pytest.approx((75 * 16 + 10) / (75 * 4 + 10), rel=0.01)

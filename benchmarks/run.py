@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from rich.progress import track
 import environments
 
 HERE = Path(__file__).resolve().parent
-WORKLOADS = ("W1", "W2-32", "W2-200")
+WORKLOADS = ("W1", "W2-32", "W2-200", "W2-1000", "W3")
 # (row, script, extra arguments); rounds are chosen so that a repeat lasts about a second or less.
 CONTENDERS: dict[str, tuple[str, list[str]]] = {
     "sojourn": ("contender", []),
@@ -38,15 +39,23 @@ CONTENDERS: dict[str, tuple[str, list[str]]] = {
     "pfl 0.6": ("pfl_sim", []),
     "Flower 1.41": ("flower_sim", []),
 }
-ROUNDS = {"W1": 500, "W2-32": 100, "W2-200": 30}
+ROUNDS = {"W1": 500, "W2-32": 100, "W2-200": 30, "W2-1000": 10, "W3": 40}
 SLOW_ROUNDS = {"pfl_sim": 20, "flower_sim": 3, "fedjax_sim": 50, "pytorch_loop": 30, "numpy_blas": 50}
+IMAGES = ("contender", "pytorch_loop", "pfl_sim")  # those that W3 is written for
+# Where a step is large enough for two threads to help, PyTorch is run with one and with all, and the better counts.
+LARGE_STEPS, THREADED = ("W2-1000", "W3"), ("pytorch_loop", "pfl_sim")
+
+
+NOT_ASKED = "not written for this workload"
 
 
 def measure(row: str, workload: str, repeats: int) -> dict[str, Any]:
-    """One process of one contender: its JSON line, or {"reason": why there is none}."""
+    """One contender: its JSON line, or {"reason": why there is none}."""
     script, extra = CONTENDERS[row]
     if row.startswith("sojourn,") and workload != "W1":
-        return {"reason": "the networks are a user's loss already"}
+        return {"reason": NOT_ASKED}
+    if workload == "W3" and script not in IMAGES:
+        return {"reason": NOT_ASKED}
     if "autodiff" in extra:
         extra = ["--variant", "vmap-autodiff" if workload == "W1" else "scan-autodiff"]
     if script == "contender":
@@ -56,6 +65,16 @@ def measure(row: str, workload: str, repeats: int) -> dict[str, Any]:
         if environment.python is None:
             return {"reason": environment.reason}
         python, path = environment.python, HERE / "opponents" / f"{script}.py"
+    if script in THREADED and workload in LARGE_STEPS:
+        tries = [
+            _process(python, path, script, workload, repeats, ["--threads", str(threads)])
+            for threads in (1, os.cpu_count() or 1)
+        ]
+        return min(tries, key=lambda answer: answer.get("seconds_per_round", float("inf")))
+    return _process(python, path, script, workload, repeats, extra)
+
+
+def _process(python: Path, path: Path, script: str, workload: str, repeats: int, extra: list[str]) -> dict[str, Any]:
     rounds = min(ROUNDS[workload], SLOW_ROUNDS.get(script, ROUNDS[workload]))
     command = [
         str(python),
@@ -132,7 +151,7 @@ def table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> list[str]:
         for row, answers in rows.items():
             good = [(a, o) for a, o in zip(answers, own, strict=True) if "seconds_per_round" in a and o]
             if not good:
-                if not row.startswith("sojourn,"):
+                if answers and answers[-1]["reason"] != NOT_ASKED:
                     lines.append(f"| {row} | not measured: {answers[-1]['reason']} | | |")
                 continue
             milliseconds = 1e3 * statistics.median(a["seconds_per_round"] for a, _ in good)
@@ -147,31 +166,48 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="*", help="rows to measure; sojourn is always among them")
+    parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, help="measure these alone, and keep the rest")
+    parser.add_argument("--memory", action="store_true", help="measure peak memory alone, and keep the rest")
     parser.add_argument("--figure", action="store_true", help="measure figure 5.1a alone, and keep the rest")
     chosen = parser.parse_args()
-    if chosen.figure:
-        record = json.loads((HERE / "results.json").read_text()) | {"figure": figure()}
-        (HERE / "results.json").write_text(json.dumps(record, indent=1))
-        return write_readme(record)
-    rows = [row for row in CONTENDERS if not chosen.only or row in chosen.only or row == "sojourn"]
-    results: dict[str, dict[str, list[dict[str, Any]]]] = {w: {row: [] for row in rows} for w in WORKLOADS}
-    todo = [(workload, row) for _ in range(chosen.passes) for workload in WORKLOADS for row in rows]
-    for workload, row in track(todo, "measuring", console=Console(stderr=True)):
-        results[workload][row].append(measure(row, workload, chosen.repeats))
-    swept = json.loads(
-        subprocess.run([sys.executable, str(HERE / "sweep.py")], capture_output=True, text=True, check=True).stdout
-    )
-    versions = {row: answers[-1].get("versions") for row, answers in results["W1"].items()}
-    record = {
-        "date": date.today().isoformat(),
-        "machine": machine(),
-        "versions": versions,
-        "results": results,
-        "sweep": swept,
-        "figure": figure(),
-    }
+    if chosen.figure or chosen.memory or chosen.workloads:
+        record = json.loads((HERE / "results.json").read_text())
+        if chosen.figure:
+            record["figure"] = figure()
+        if chosen.memory:
+            record["memory"] = _own("memory.py")
+        if chosen.workloads:
+            record["results"] |= contest(chosen.workloads, chosen)
+            record["results"] = {name: record["results"][name] for name in WORKLOADS if name in record["results"]}
+    else:
+        results = contest(WORKLOADS, chosen)
+        record = {
+            "date": date.today().isoformat(),
+            "machine": machine(),
+            "versions": {row: answers[-1].get("versions") for row, answers in results["W1"].items()},
+            "results": results,
+            "sweep": _own("sweep.py"),
+            "memory": _own("memory.py"),
+            "figure": figure(),
+        }
     (HERE / "results.json").write_text(json.dumps(record, indent=1))
     write_readme(record)
+
+
+def contest(workloads: Sequence[str], chosen: argparse.Namespace) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The answers of every pass, by workload and row."""
+    rows = [row for row in CONTENDERS if not chosen.only or row in chosen.only or row == "sojourn"]
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {w: {row: [] for row in rows} for w in workloads}
+    todo = [(workload, row) for _ in range(chosen.passes) for workload in workloads for row in rows]
+    for workload, row in track(todo, "measuring", console=Console(stderr=True)):
+        results[workload][row].append(measure(row, workload, chosen.repeats))
+    return results
+
+
+def _own(script: str) -> Any:
+    """What one of our own measurements prints."""
+    command = [sys.executable, str(HERE / script)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def write_readme(record: dict[str, Any]) -> None:
@@ -196,8 +232,22 @@ def write_readme(record: dict[str, Any]) -> None:
         "building, compiling, saving, claims and report, "
         f"{figured['whole_seconds']:.0f} s as a command in a new process (aim: 60).",
         "",
+        *memory_lines(record.get("memory", {})),
     ]  # fmt: skip
     page.write_text(before + "\n".join(body) + "<!-- end -->" + after)
+
+
+def memory_lines(found: dict[str, dict[str, float]]) -> list[str]:
+    if not found:
+        return []
+    lines = [
+        "### Memory",
+        "",
+        "| peak, relative to data and three models | one after another | side by side |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {name} | {of['scan']:.2f} | {of['vmap']:.2f} |" for name, of in found.items()]
+    return [*lines, ""]
 
 
 if __name__ == "__main__":

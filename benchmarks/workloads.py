@@ -8,6 +8,7 @@ unweighted mean of their models.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -17,10 +18,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+KERNEL = 5  # of all convolutions
+JUDGED_IMAGES = 10  # of each client, as the judge's convolution is slow
+
 
 @dataclass(frozen=True)
 class Workload:
-    """One job. `layer_sizes` of two numbers is softmax regression, of three a ReLU network."""
+    """One job. `layer_sizes` of two numbers is softmax regression, of more a ReLU network.
+
+    With `channels`, images first go through 5 x 5 convolutions of so many channels, each with ReLU and 2 x 2 max
+    pooling; what they leave, as (height, width, channels), is the input of the first layer.
+    """
 
     name: str
     layer_sizes: tuple[int, ...]
@@ -31,6 +39,12 @@ class Workload:
     num_local_steps: int = 10
     step_size: float = 0.1
     num_classes: int = 10
+    image: tuple[int, int, int] | None = None  # (height, width, channels)
+    channels: tuple[int, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.image or self.layer_sizes[:1]
 
 
 WORKLOADS = {
@@ -39,41 +53,72 @@ WORKLOADS = {
         Workload("W1", (60, 10), points_per_client=100),
         Workload("W2-32", (784, 32, 10), points_per_client=600),
         Workload("W2-200", (784, 200, 10), points_per_client=600),
+        Workload("W2-1000", (784, 1000, 10), points_per_client=600),
+        Workload(
+            "W3",
+            (400, 120, 84, 10),
+            points_per_client=500,
+            batch_size=32,
+            num_local_steps=5,
+            step_size=0.05,
+            image=(32, 32, 3),
+            channels=(6, 16),
+        ),
     )
 }
 
 
 def make_data(workload: Workload, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Features (clients, points, inputs) float32 and labels (clients, points) int32, from a random linear teacher."""
+    """Features (clients, points, ...) float32 and labels (clients, points) int32, from a random linear teacher."""
     rng = np.random.default_rng(seed)
-    num_inputs = workload.layer_sizes[0]
+    num_inputs = int(np.prod(workload.input_shape))
     shape = (workload.num_clients, workload.points_per_client, num_inputs)
     features = rng.standard_normal(shape, dtype=np.float32)
     teacher = rng.standard_normal((num_inputs, workload.num_classes), dtype=np.float32)
-    return features, np.argmax(features @ teacher, axis=-1).astype(np.int32)
+    labels = np.argmax(features @ teacher, axis=-1).astype(np.int32)
+    return features.reshape(*shape[:2], *workload.input_shape), labels
 
 
 def initial_model(workload: Workload, seed: int = 1) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(weights (inputs, outputs), bias) per layer, float32: zero for softmax regression, else He normal."""
+    """(weights, bias) per layer, float32: zero for softmax regression, else He normal.
+
+    Weights are (inputs, outputs), those of a convolution (height, width, inputs, outputs).
+    """
     rng = np.random.default_rng(seed)
+    depths = () if workload.image is None else (workload.image[-1], *workload.channels)
+    shapes: list[tuple[int, ...]] = [(KERNEL, KERNEL, *pair) for pair in itertools.pairwise(depths)]
     layers = []
-    for num_in, num_out in zip(workload.layer_sizes[:-1], workload.layer_sizes[1:], strict=False):
-        scale = 0.0 if len(workload.layer_sizes) == 2 else (2.0 / num_in) ** 0.5
-        weights = scale * rng.standard_normal((num_in, num_out), dtype=np.float32)
-        layers.append((weights.astype(np.float32), np.zeros(num_out, np.float32)))
+    for shape in [*shapes, *itertools.pairwise(workload.layer_sizes)]:
+        scale = 0.0 if len(workload.layer_sizes) == 2 else (2.0 / np.prod(shape[:-1])) ** 0.5
+        weights = scale * rng.standard_normal(shape, dtype=np.float32)
+        layers.append((weights.astype(np.float32), np.zeros(shape[-1], np.float32)))
     return layers
 
 
 def mean_loss(layers: Sequence[tuple[np.ndarray, np.ndarray]], features: np.ndarray, labels: np.ndarray) -> float:
-    """Mean cross-entropy over every point of every client; one judge for all contenders."""
-    hidden = np.asarray(features).reshape(-1, features.shape[-1])
+    """Mean cross-entropy over every point of every client; one judge for all contenders. Of images, the first few."""
+    if features.ndim > 3:
+        features, labels = features[:, :JUDGED_IMAGES], labels[:, :JUDGED_IMAGES]
+    hidden = np.asarray(features).reshape(-1, *features.shape[2:])
     for weights, bias in layers[:-1]:
-        hidden = np.maximum(hidden @ np.asarray(weights) + np.asarray(bias), 0.0)
+        weights = np.asarray(weights)
+        if weights.ndim == 4:
+            hidden = np.maximum(convolved_and_pooled(hidden, weights) + np.asarray(bias), 0.0)
+        else:
+            hidden = np.maximum(hidden.reshape(len(hidden), -1) @ weights + np.asarray(bias), 0.0)
     weights, bias = layers[-1]
     logits = (hidden @ np.asarray(weights) + np.asarray(bias)).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     picked = logits[np.arange(len(logits)), np.asarray(labels).reshape(-1)]
     return float(np.mean(np.log(np.exp(logits).sum(axis=1)) - picked))
+
+
+def convolved_and_pooled(images: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(rows, height, width, inputs), (kernel, kernel, inputs, outputs) -> the largest of every 2 x 2 square."""
+    windows = np.lib.stride_tricks.sliding_window_view(images, weights.shape[:2], axis=(1, 2))
+    y = np.tensordot(windows, weights, axes=((4, 5, 3), (0, 1, 2)))
+    rows, columns = y.shape[1] // 2, y.shape[2] // 2
+    return y[:, : 2 * rows, : 2 * columns].reshape(len(y), rows, 2, columns, 2, -1).max((2, 4))
 
 
 def arguments(

@@ -31,7 +31,7 @@ from workloads import WORKLOADS, Workload, arguments, initial_model, make_data, 
 
 VARIANTS = ("vmap-sum", "vmap-dot", "scan-dot", "scan-late", "vmap-autodiff", "scan-autodiff", "gram")
 # Measured: small models are dominated by calls, so all clients share each one; larger ones by memory traffic.
-FASTEST = {"W1": "vmap-sum", "W2-32": "scan-dot", "W2-200": "scan-late"}
+FASTEST = {"W1": "vmap-sum", "W2-32": "scan-dot", "W2-200": "scan-late", "W2-1000": "scan-late"}
 
 Layers = tuple[tuple[jax.Array, jax.Array], ...]
 Round = Callable[[Layers, jax.Array, jax.Array], Layers]  # model, features and one-hot labels (clients, steps, batch)

@@ -28,22 +28,17 @@ from pfl.model.pytorch import PyTorchModel
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from workloads import WORKLOADS, Timing, Workload, arguments, initial_model, make_data, mean_loss, report
+from torch_network import build_network, layers_of, tensors
+from workloads import WORKLOADS, Timing, Workload, arguments, make_data, mean_loss, report
 
 
 class Network(nn.Module):
     def __init__(self, workload: Workload) -> None:
         super().__init__()
-        self.linears = nn.ModuleList()
-        for weights, bias in initial_model(workload):
-            linear = nn.Linear(*weights.shape)
-            linear.load_state_dict({"weight": torch.from_numpy(weights.T.copy()), "bias": torch.from_numpy(bias)})
-            self.linears.append(linear)
+        self.stack = build_network(workload)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for linear in self.linears[:-1]:
-            x = torch.relu(linear(x))
-        return self.linears[-1](x)
+        return self.stack(x)
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(self(x), y)
@@ -51,9 +46,6 @@ class Network(nn.Module):
     @torch.no_grad()
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict:
         return {"loss": Weighted(nn.functional.cross_entropy(self(x), y, reduction="sum").item(), len(y))}
-
-    def layers(self) -> list[tuple]:
-        return [(linear.weight.detach().numpy().T, linear.bias.detach().numpy()) for linear in self.linears]
 
 
 class Stopwatch(TrainingProcessCallback):
@@ -126,10 +118,10 @@ def main() -> None:
     if chosen.rounds < 2:
         sys.exit(f"--rounds = {chosen.rounds} leaves nothing to time; take at least 2, the first is not timed")
     features, labels = make_data(workload)
-    x, y = torch.from_numpy(features), torch.from_numpy(labels).long()
+    x, y = tensors(features, labels)
     simulate(workload, x, y, chosen.rounds)  # warm-up
     runs = [simulate(workload, x, y, chosen.rounds) for _ in range(chosen.repeats)]
-    loss = mean_loss(runs[-1][0].layers(), features, labels)
+    loss = mean_loss(layers_of(runs[-1][0].stack), features, labels)
     versions = {"python": platform.python_version()} | {name: version(name) for name in ("pfl", "torch", "numpy")}
     timings = [timing for _, timing in runs]
     report("pfl_sim", workload.name, chosen.rounds, timings, loss, versions, threads=torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""The plain PyTorch loop a paper's repository would contain: nn.Linear, torch.optim.SGD, autograd, eager mode."""
+"""The plain PyTorch loop a paper's repository would contain: nn modules, torch.optim.SGD, autograd, eager mode."""
 
 from __future__ import annotations
 
@@ -10,27 +10,13 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from workloads import WORKLOADS, Workload, arguments, initial_model, make_data, mean_loss, report, timed
-
-
-def build_model(workload: Workload) -> nn.Sequential:
-    """The network at the common starting point (nn.Linear keeps its weights transposed)."""
-    modules: list[nn.Module] = []
-    for weights, bias in initial_model(workload):
-        linear = nn.Linear(*weights.shape)
-        linear.load_state_dict({"weight": torch.from_numpy(weights.T.copy()), "bias": torch.from_numpy(bias)})
-        modules += [linear, nn.ReLU()]
-    return nn.Sequential(*modules[:-1])
-
-
-def layers_of(model: nn.Sequential) -> list[tuple]:
-    linears = [module for module in model if isinstance(module, nn.Linear)]
-    return [(linear.weight.detach().numpy().T, linear.bias.detach().numpy()) for linear in linears]
+from torch_network import build_network, layers_of, tensors
+from workloads import WORKLOADS, Workload, arguments, make_data, mean_loss, report, timed
 
 
 def simulate(workload: Workload, x: torch.Tensor, y: torch.Tensor, rounds: int) -> nn.Sequential:
     generator = torch.Generator().manual_seed(0)
-    server, local = build_model(workload), build_model(workload)
+    server, local = build_network(workload), build_network(workload)
     optimizer = torch.optim.SGD(local.parameters(), lr=workload.step_size)
     shape = (workload.cohort_size, workload.num_local_steps, workload.batch_size)
     for _ in range(rounds):
@@ -54,12 +40,12 @@ def simulate(workload: Workload, x: torch.Tensor, y: torch.Tensor, rounds: int) 
 
 
 def main() -> None:
-    chosen = arguments(__doc__, rounds=100, threads=1)  # steps are too small for more: two threads mostly wait
+    chosen = arguments(__doc__, rounds=100, threads=1)  # small steps: two threads mostly wait
     torch.set_num_threads(chosen.threads)
     workload = WORKLOADS[chosen.workload]
     features, labels = make_data(workload)
-    x, y = torch.from_numpy(features), torch.from_numpy(labels).long()
-    server = build_model(workload)
+    x, y = tensors(features, labels)
+    server = build_network(workload)
 
     def run_rounds() -> None:
         nonlocal server

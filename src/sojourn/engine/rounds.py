@@ -214,7 +214,7 @@ def visit_all(
 
     def group(memory: Any, ids: jax.Array, weights: jax.Array) -> tuple[Any, Any, Info, jax.Array, Trail | None]:
         mine = jax.tree.map(lambda a: a.at[ids].get(mode="promise_in_bounds"), memory)
-        ups, mine, info, calls, trails = jax.vmap(visit)(ids, mine)
+        ups, mine, info, calls, trails = (_visit_alone(visit) if width == 1 else jax.vmap(visit))(ids, mine)
         up = ups if keep_stack else jax.tree.map(lambda a: jnp.tensordot(weights.astype(a.dtype), a, axes=1), ups)
         memory = jax.tree.map(lambda a, new: a.at[ids].set(new, unique_indices=True), memory, mine)
         info = jax.tree.map(lambda a: jnp.sum(a, 0) / number, info)
@@ -238,6 +238,16 @@ def visit_all(
     if keep_stack:
         return ups, memory, *sums, trails
     return sums[0], memory, sums[1], sums[2], trails
+
+
+def _visit_alone(visit: Visit) -> Visit:
+    """A group of one without vmap: with an axis of length one XLA does not turn products around, and makes a transposed
+    copy of every gradient instead (a wide layer then takes nearly twice as long)."""
+
+    def of_group(ids: jax.Array, memory: Any) -> Any:
+        return jax.tree.map(lambda a: a[None], visit(ids[0], jax.tree.map(lambda a: a[0], memory)))
+
+    return of_group
 
 
 def divisor_at_most(number: int, limit: int) -> int:

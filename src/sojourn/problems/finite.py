@@ -404,7 +404,7 @@ def _identity(leaf: Any) -> Any:
 
 def _default_precision(array: np.ndarray) -> np.ndarray:
     """Floats in the precision of the run, whole numbers as they are."""
-    return array.astype(jnp.result_type(float)) if np.issubdtype(array.dtype, np.floating) else array
+    return array.astype(jnp.result_type(float), copy=False) if np.issubdtype(array.dtype, np.floating) else array
 
 
 def _check_clients(trees: Sequence[Any]) -> np.ndarray:

@@ -33,7 +33,7 @@ def test_the_chosen_step_has_the_lowest_training_loss_on_the_tuning_seeds(curves
         for step in GRID[:2]
     ]  # fmt: skip
     assert curves.step_size == GRID[int(np.argmin(ends))] == 0.1
-    assert not curves.on_edge
+    assert curves.caveat == ""
     assert not set(TUNING_SEEDS) & {0, 1, 2}
 
 
@@ -45,7 +45,7 @@ def _end(step: float, seed: int) -> float:
 def test_a_best_step_on_the_edge_of_the_grid_is_told(curves: Curves) -> None:
     contest = Contest(Bench({}, progress=False), seeds=(0,), evaluations=3)
     contender = Contender("local SGD", lambda step: LocalSGD(step, STEPS), home, (0.001, 0.01), ROUNDS)
-    assert contest.tune(contender) == (0.01, True)
+    assert contest.tune(contender) == (0.01, "best step on the edge of the grid")
 
 
 def test_curves_are_those_of_single_runs(curves: Curves) -> None:
@@ -72,19 +72,19 @@ def test_seeds_differ_in_start_and_deal() -> None:
 
 def test_areas_and_ends_are_means_over_their_evaluations() -> None:
     made = Curves(
-        "made", 0.1, True, np.array([0, 1, 2, 3, 4]), np.arange(5.0), np.arange(5.0),
+        "made", 0.1, "best step on the edge of the grid", np.array([0, 1, 2, 3, 4]), np.arange(5.0), np.arange(5.0),
         {"test_accuracy": np.array([[9.0, 1, 2, 3, 5], [9.0, 0, 0, 0, 2]]), "loss": np.ones((2, 5))},
     )  # fmt: skip
     np.testing.assert_array_equal(made.final("test_accuracy"), [5, 2])
     np.testing.assert_array_equal(made.final("test_accuracy", last=2), [4, 1])
     np.testing.assert_array_equal(made.area("test_accuracy", 0.5), [1.5, 0])  # rounds 1 and 2, the start left out
     assert above(made.final("test_accuracy"), 100)[0] is False
-    assert "0.1 (edge of grid)" in results("Ends", [made]).rows[0]
+    assert "0.1 (best step on the edge of the grid)" in results("Ends", [made]).rows[0]
 
 
 def test_a_chart_leaves_out_what_is_not_a_number(curves: Curves) -> None:
     broken = functools.partial(np.where, curves.rounds > 2, np.nan)
-    lost = Curves(*(getattr(curves, f) for f in ("label", "step_size", "on_edge", "rounds", "floats", "steps")),
+    lost = Curves(*(getattr(curves, f) for f in ("label", "step_size", "caveat", "rounds", "floats", "steps")),
                   {name: broken(values) for name, values in curves.metrics.items()})  # fmt: skip
     assert [row["x"] for row in chart("t", [lost], "loss").spec["data"]["values"]] == [0, 2]
     assert len(chart("t", [curves], "loss", "floats").spec["data"]["values"]) == 4
@@ -115,7 +115,7 @@ def test_where_every_seed_diverges_at_once_the_end_is_not_the_start() -> None:
 def test_one_program_for_all_gives_the_same_curves(curves: Curves) -> None:
     contest = Contest(Bench({}, progress=False), seeds=(0, 1, 2), evaluations=3, one_by_one=True)
     apart = contest.play(Contender("local SGD", lambda step: LocalSGD(step, STEPS), home, GRID, ROUNDS))
-    assert (apart.step_size, apart.on_edge) == (curves.step_size, curves.on_edge)
+    assert (apart.step_size, apart.caveat) == (curves.step_size, curves.caveat)
     for name, values in curves.metrics.items():
         np.testing.assert_allclose(apart.metrics[name], values, rtol=2e-5)
     np.testing.assert_array_equal(apart.floats, curves.floats)

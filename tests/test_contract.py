@@ -49,6 +49,8 @@ def quick() -> Iterator[None]:
 
 
 METHODS = pytest.mark.parametrize("name", ALGORITHMS)
+# those that are played in rounds; what the others owe the engines of virtual time is in test_virtual_time.py
+IN_ROUNDS = pytest.mark.parametrize("name", [name for name, m in ALGORITHMS.items() if not m.cls.asynchronous])
 
 # Two orders of the same float64 sums, on numbers of order one, over a few rounds of a contraction.
 ROUNDING = 1e-12
@@ -166,7 +168,7 @@ def test_the_check_of_the_state_sees_another_type(x64: None) -> None:
         assert_rounds_keep_the_state(uneven(), Narrowing())
 
 
-@METHODS
+@IN_ROUNDS
 def test_a_second_chunk_and_other_numbers_do_not_compile(name: str, x64: None) -> None:
     federation = uneven()
     state = play(federation, make(name), 1)
@@ -185,7 +187,7 @@ def test_the_count_of_programs_sees_another_program(x64: None) -> None:
     assert compiled._advance._cache_size() == programs + 1
 
 
-@METHODS
+@IN_ROUNDS
 def test_a_state_survives_save_and_load_bit_for_bit(name: str, x64: None, tmp_path: Path) -> None:
     federation, algorithm = uneven(), make(name)
     state = play(federation, algorithm, 2)
@@ -204,7 +206,7 @@ def test_a_state_in_bfloat16_survives_save_and_load(tmp_path: Path) -> None:
     assert bits(loaded) == bits(state)
 
 
-@METHODS
+@IN_ROUNDS
 def test_the_same_call_twice_gives_the_same_bits_and_leaves_its_inputs_alive(name: str, x64: None) -> None:
     """A state is donated to the engine; the federation, the start and the algorithm, device arrays all, are not."""
     federation, algorithm = uneven(), make(name)
@@ -215,7 +217,7 @@ def test_the_same_call_twice_gives_the_same_bits_and_leaves_its_inputs_alive(nam
     np.testing.assert_array_equal(np.asarray(federation.x0.tree), [1.0, -1.0, 2.0])
 
 
-@METHODS
+@IN_ROUNDS
 def test_renumbering_the_clients_changes_nothing(name: str, x64: None) -> None:
     algorithm = make(name)
     works_alone = any(exchange.who is Who.FIRST for exchange in (*algorithm.exchanges(), *algorithm.opening()))
@@ -264,7 +266,7 @@ class OnParts(Objective):
         return self.whole.metrics(self.join(x), weights)
 
 
-@METHODS
+@IN_ROUNDS
 def test_a_model_may_be_a_dict_of_arrays_of_different_shapes(name: str, x64: None) -> None:
     federation, algorithm = uneven(), make(name)
     objective = OnParts(federation.clients.objective)

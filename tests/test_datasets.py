@@ -366,9 +366,11 @@ def test_an_archive_with_a_wrong_or_missing_batch_is_refused(tmp_path: Path, mon
     path.write_bytes(packed_batches([*contents[:2], flipped(contents[2]), *contents[3:]]))
     with pytest.raises(SojournError, match=r"does not hold the standard data_batch_3\.bin"):
         load_batches(batch_source(contents), Pixels(), None, None, 0)
-    path.write_bytes(packed_batches(contents)[:400])
-    with pytest.raises(SojournError, match="cannot be read"):
-        load_batches(batch_source(contents), Pixels(), None, None, 0)
+    for damaged in (packed_batches(contents)[:400], b"no archive at all"):
+        path.write_bytes(damaged)
+        with pytest.raises(SojournError, match="cannot be read") as caught:
+            load_batches(batch_source(contents), Pixels(), None, None, 0)
+        assert "\n" not in str(caught.value), "one sentence"
 
 
 def text_source(contents: dict[str, bytes]) -> Source:

@@ -276,7 +276,7 @@ def test_synchronous_sgd_is_gradient_descent_on_the_mean_of_the_clients(quadrati
     close(found, x)
 
 
-# grad_scale: the constant before seed 0's gradients.
+# grad_scale: the constant before Deng and Mahdavi's gradients.
 
 
 @pytest.mark.parametrize("output", ["last", *OUTPUTS])

@@ -1,6 +1,7 @@
 """Mistakes made from Python end in a sentence, before anything runs; what looks right and is not is caught too."""
 
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -134,3 +135,62 @@ def test_test_data_are_checked_like_the_clients() -> None:
         sj.federation(squared, np.zeros(2), ROWS, test=(np.ones((0, 2)), np.ones(0)))
     with pytest.raises(SojournError, match="not finite"):
         sj.federation(squared, np.zeros(2), ROWS, test=(np.full((1, 2), np.nan), np.ones(1)))
+
+
+# --- what is given from Python to a classifier --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits() -> sj.data.Dataset:
+    return sj.data.load("digits")
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([-1, 2], "client 1 holds the rows -1 to 2; the data have 0 to"),
+        ([0, 10**6], "client 1 holds the rows 0 to 1000000"),
+        ([0.5, 1.0], "client 1 is given as float64 of shape"),
+        ([[0, 1]], r"of shape \(1, 2\); expected row numbers"),
+        ([], "client 1 holds no sample"),
+    ],
+)
+def test_row_numbers_that_do_not_exist_are_named(digits: sj.data.Dataset, rows: Any, sentence: str) -> None:
+    model = sj.models.mlp((64,), 10, jax.random.key(0))
+    with pytest.raises(SojournError, match=sentence):
+        sj.problems.classification(digits, [np.arange(5), np.asarray(rows)], model)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (3, "the model is a int"),
+        (lambda: sj.models.mlp((5,), 10, jax.random.key(0)), r"does not take an input of shape \(64,\)"),
+        (lambda: sj.models.mlp((64,), 9, jax.random.key(0)), r"scores of shape \(9,\); the data have 10 classes"),
+        (lambda: lambda x: [x], "scores of shape list"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_data_is_named(digits: sj.data.Dataset, model: Any, sentence: str) -> None:
+    with pytest.raises(SojournError, match=sentence) as caught:
+        sj.problems.classification(digits, [np.arange(5)], model() if callable(model) else model)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_without_a_training_sample_is_named() -> None:
+    x, y = np.zeros((4, 2)), np.array([0, 1, 3, 3])
+    with pytest.raises(SojournError, match="class 2 is missing from the training samples"):
+        sj.data.Dataset("mine", x, y, x, y, num_classes=4)
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda key: sj.models.deep_relu((4,), 2, key, width=0), "deep_relu.width = 0 does not fit"),
+        (lambda key: sj.models.mlp((4,), 2, key, hidden=[4, 0]), "mlp.hidden"),
+        (lambda key: sj.models.resnet9((8, 8, 3), 10, key, width=6, groups=4), "channels; take 2, or another"),
+        (lambda key: sj.algorithms.FedLAMB(0.1, min_scale=2.0, max_scale=1.0), "min_scale = 2.0 is above max_scale"),
+    ],
+)
+def test_numbers_out_of_range_are_named_in_python_too(build: Any, sentence: str) -> None:
+    with pytest.raises(SojournError, match=sentence):
+        build(jax.random.key(0))

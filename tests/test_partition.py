@@ -244,9 +244,9 @@ def test_one_class_deals_class_i_mod_c_to_client_i():
         assert held.max() - held.min() <= 1
 
 
-def test_one_class_with_fewer_clients_leaves_the_last_classes_out():
-    labels = tenfold()
-    assert set(labels[np.concatenate(one_class(labels, 4))]) == {0, 1, 2, 3}
+def test_one_class_with_fewer_clients_than_classes_is_refused():
+    with pytest.raises(SojournError, match="leaves 6 of 10 classes to nobody"):
+        one_class(tenfold(), 4)
 
 
 @pytest.mark.parametrize("scheme", [one_class, q_share])

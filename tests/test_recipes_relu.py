@@ -27,23 +27,23 @@ def verdicts(claims: Any) -> dict[str, bool | None]:
     return {claim.id: claim.holds for claim in claims}
 
 
-def curves(loss: Any, accuracy: Any = 0.5, rounds: Any = (0, 8), on_edge: bool = False, turn: int = 0) -> Curves:
+def curves(loss: Any, accuracy: Any = 0.5, rounds: Any = (0, 8), caveat: str = "", turn: int = 0) -> Curves:
     """Made-up courses of five seeds; the last column is the end. Other turns have other noise, of mean 0."""
     ends = lambda values: np.atleast_1d(values)[None, :] + np.zeros((5, len(rounds)))  # noqa: E731
     metrics = {name: ends(accuracy) for name in ("accuracy", "test_accuracy")} | {"loss": ends(loss)}
     metrics |= {"test_loss": metrics["loss"]}
     metrics = {name: values + np.roll(NOISE, turn)[:, None] for name, values in metrics.items()}
     at = np.array(rounds, float)
-    return Curves("x", 0.1, on_edge, at, at, at, metrics)
+    return Curves("x", 0.1, caveat, at, at, at, metrics)
 
 
 # --- the figures -------------------------------------------------------------------------------------------------
 
 
-def widths(accuracies: dict[str, tuple[float, float]], loss: str = CROSS_ENTROPY, on_edge: bool = False) -> Results:
+def widths(accuracies: dict[str, tuple[float, float]], loss: str = CROSS_ENTROPY, caveat: str = "") -> Results:
     return Results(
         {
-            Case(loss, split, width=m): curves(1 - value, value, on_edge=on_edge, turn=i + j)
+            Case(loss, split, width=m): curves(1 - value, value, caveat=caveat, turn=i + j)
             for j, (split, pair) in enumerate(accuracies.items())
             for i, (m, value) in enumerate(zip((50, 1000), pair, strict=True))
         },
@@ -69,7 +69,9 @@ def test_width_is_judged_in_both_directions(accuracies: Any, expected: Any) -> N
 
 
 def test_the_squared_loss_is_ours_and_edges_are_said() -> None:
-    claims = relu_figures.judge_width(widths({IID: (0.8, 0.85), NON_IID: (0.6, 0.8)}, SQUARED, on_edge=True))
+    claims = relu_figures.judge_width(
+        widths({IID: (0.8, 0.85), NON_IID: (0.6, 0.8)}, SQUARED, caveat="best step on the edge of the grid")
+    )
     assert {claim.by for claim in claims} == {"check"} and all(claim.id.endswith("-squared") for claim in claims)
     assert all("edge of the grid" in claim.evidence for claim in claims)
 

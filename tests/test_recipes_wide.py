@@ -19,7 +19,7 @@ from sojourn.recipes.wide_3 import PROPOSED, RANDOM
 RUNS, POINTS = 10, 8
 
 
-def course(label: str, loss: float, accuracy: float, spread: float, seed: int, on_edge: bool = False) -> Curves:
+def course(label: str, loss: float, accuracy: float, spread: float, seed: int, caveat: str = "") -> Curves:
     """Runs whose accuracies lie around a mean with a given deviation."""
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal((RUNS, POINTS))
@@ -31,7 +31,7 @@ def course(label: str, loss: float, accuracy: float, spread: float, seed: int, o
         "test_loss": loss + 1e-3 * noise,
         "test_accuracy": accuracy + spread * noise,
     }
-    return Curves(label, 0.1, on_edge, rounds, rounds * 7.0, rounds * 2, metrics)
+    return Curves(label, 0.1, caveat, rounds, rounds * 7.0, rounds * 2, metrics)
 
 
 def as_printed(**changed: tuple[float, float, float]) -> dict[Any, Curves]:
@@ -74,7 +74,7 @@ def test_one_cell_that_is_otherwise_turns_its_claim(changed: Any, claim: str, ve
 
 def test_claims_say_which_steps_lie_on_the_edge() -> None:
     curves = as_printed()
-    curves[LARGE, IID] = course("large, iid", 0.3, 0.9, 0.001, 2, on_edge=True)
+    curves[LARGE, IID] = course("large, iid", 0.3, 0.9, 0.001, 2, caveat="best step on the edge of the grid")
     for claim in wide.judge(curves, "digits"):
         assert claim.by == "paper"
         assert "edge of the grid: large, iid" in claim.evidence

@@ -1,4 +1,4 @@
-"""The recipe of seed 1's theory: what it measures is what it says, and every claim can come out either way."""
+"""The recipe of Song et al.'s theory: what it measures is what it says, and every claim can come out either way."""
 
 import dataclasses
 import itertools
@@ -183,8 +183,8 @@ def test_conditions_are_those_of_the_exchange() -> None:
 
 
 def _with_conditions(one: Any) -> Any:
-    told = {"condition": "(67), with the true S^T", "left_log10": -1.0, "right_log10": 0.0, "holds": True}
-    checked = lambda algorithm, batch: {"conditions": [told, {**told, "condition": "(67)"}]}  # noqa: E731
+    told = {"condition": "(67)", "corrected": False, "left_log10": -1.0, "right_log10": 0.0, "holds": True}
+    checked = lambda use: {"conditions": [told, {**told, "corrected": True}]}  # noqa: E731
     start = dataclasses.replace(one.start, setup=dataclasses.replace(one.start.setup, check=checked))
     return dataclasses.replace(one, start=start)
 

@@ -11,9 +11,9 @@ SOURCE = Path(__file__).parent.parent / "src" / "sojourn"
 
 # From the ground up. A new room needs a place here.
 ROOMS = (
-    "core", "data", "partition", "models", "problems", "theory", "algorithms", "diagnostics", "engine", "history",
-    "progress", "driver", "sweeping", "online", "deploy", "config", "experiment", "report", "recipes",
-    "catalogue", "cli",
+    "core", "data", "partition", "models", "problems", "theory", "algorithms", "diagnostics", "traces", "engine",
+    "history", "progress", "virtual_time", "driver", "sweeping", "online", "deploy", "config", "experiment",
+    "report", "recipes", "catalogue", "cli",
 )  # fmt: skip
 
 MAX_FILE_LINES = 500

@@ -1,4 +1,4 @@
-"""Statements of seed 1 on random pyramids: exactly what they say, and that weaker forms of them are noticed."""
+"""Statements of Song et al. on random pyramids: exactly what they say, and that weaker forms of them are noticed."""
 
 import functools
 import itertools

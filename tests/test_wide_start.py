@@ -1,5 +1,6 @@
 """The wide start: its weights' law, and the exchange between server and clients that makes it."""
 
+import dataclasses
 import json
 import math
 
@@ -9,16 +10,19 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from sojourn.cli import _setup
+import sojourn as sj
+from sojourn.cli import _setups
 from sojourn.config import validate
 from sojourn.core.errors import SojournError
 from sojourn.core.gaussian_mechanism import delta_of, epsilon_of
+from sojourn.data.digits import load_digits
 from sojourn.experiment import build_federation, run_config, sweep_config
 from sojourn.history import load_history
 from sojourn.models import mlp, wide_pyramid
 from sojourn.models.pyramid import SmoothLeaky
 from sojourn.models.wide_exchange import Protection, answer, features_of
 from sojourn.models.wide_start import wide_matrices
+from sojourn.report import render
 
 KEY = jax.random.key(0)
 
@@ -86,7 +90,8 @@ def test_the_server_learns_the_smallest_singular_values(summary: str) -> None:
 def test_a_layer_that_is_too_narrow_has_no_floor(summary: str) -> None:
     start = asked(widths=[23, 6], summary=summary)
     assert start.floor == 0 and start.exact_floor == 0
-    assert "not certified" in start.setup.told({"class": "FedAvg", "num_local_steps": 5}, None)["checked"]["verdict"]
+    verdict = start.setup.told({"class": "FedAvg", "num_local_steps": 5}, None)["checked"]["verdict"]
+    assert "not certified" in verdict and "23 units for 24 samples" in verdict
     same = np.ones((2, 8))
     twice = asked([(same, np.zeros((2, 2)))], summary=summary)
     assert twice.floor == pytest.approx(0, abs=1e-7), "equal samples have equal features"
@@ -223,7 +228,7 @@ def test_protection_is_told_with_what_it_does_to_the_estimate() -> None:
     told = noisy.setup.record
     assert told["protection"]["sensitivities"]["gram"] == pytest.approx(math.sqrt(2) * 4)
     assert told["protection"]["epsilon"] > 0
-    assert told["without_protection"] == plain.exact_floor == pytest.approx(plain.floor, rel=1e-6)
+    assert told["exact_smallest_singular_value"] == plain.exact_floor == pytest.approx(plain.floor, rel=1e-6)
     assert noisy.floor == 0, "such noise makes the sum of Gram matrices indefinite"
     judged = noisy.setup.told({"class": "FedAvg", "num_local_steps": 5}, None)["checked"]["verdict"]
     assert "not certified" in judged and "noise" in judged
@@ -258,9 +263,11 @@ def test_a_config_reaches_the_clients_and_the_run_counts_and_tells_it(tmp_path) 
     assert setup["checked"]["local_steps"] == 2 and setup["checked"]["verdict"] == "not certified"
     assert setup["smallest_singular_value"] > 0
     json.dumps(setup, allow_nan=False)
-    assert _setup(setup) == (
-        "before round 1 the start took 16,384 numbers down and 8,332 up; its conditions: not certified"
-    )
+    assert _setups("fedavg", [{"setup": setup}]) == [
+        "fedavg: before round 1 the start took 16,384 numbers down and 8,332 up; its conditions: not certified"
+    ]
+    page = render([history], tmp_path / "page").read_text()
+    assert "The start, made with the clients" in page and "8,332" in page and "(72), layers 1 and 2" in page
     resumed = run_config(validate({**TABLES, "run": {"rounds": 4}}), tmp_path / "run", resume=True, progress=False)
     assert resumed[0].frame()["floats_up"][0] == setup["floats_up"], "counted once"
     plain = {**TABLES, "model": {"name": "pyramid", "widths": [64, 12]}}
@@ -277,11 +284,67 @@ def test_other_methods_and_batches_are_judged_for_what_they_are() -> None:
     assert all(c["left_log10"] > 1e6 for c in batch["conditions"]), "numbers of millions of digits"
 
 
+def test_the_theorem_is_silent_beyond_its_setting() -> None:
+    """Of the loss, of who takes part and of the weights; each alone, where conditions would hold."""
+    start = asked(identity_scale=1e16)
+    fedavg = {"class": "FedAvg", "num_local_steps": 5, "step_size": 0.0}
+
+    def verdict(everyone: bool = True, **problem: str) -> str:
+        setup = dataclasses.replace(start.setup, problem={"loss": "squared", "weights": "size", **problem})
+        return setup.told(fedavg, None, everyone)["checked"]["verdict"]
+
+    assert verdict() == "certified"
+    assert "about the squared loss" in verdict(loss="cross-entropy")
+    assert "all clients take part" in verdict(everyone=False)
+    assert 'problem.weights = "size"' in verdict(weights="equal")
+    even = wide_pyramid((8,), 2, KEY, split((8, 8)), widths=[32, 6], identity_scale=1e16).setup
+    even = dataclasses.replace(even, problem={"loss": "squared", "weights": "equal"})
+    assert even.told(fedavg, None)["checked"]["verdict"] == "certified", "clients of one size weigh alike"
+
+
+def test_a_run_tells_how_it_uses_its_start(tmp_path) -> None:
+    tables = {**TABLES, "problem": {"name": "classification"}, "run": {"rounds": 1}}
+    (history,) = run_config(validate(tables), tmp_path / "entropy", progress=False)
+    assert "not cross-entropy" in history.manifest["setup"]["checked"]["verdict"]
+    tables = {**TABLES, "run": {"rounds": 1, "participation": 2}}
+    (history,) = run_config(validate(tables), tmp_path / "cohort", progress=False)
+    assert "all clients take part" in history.manifest["setup"]["checked"]["verdict"]
+
+
+def test_a_start_made_with_other_clients_is_refused() -> None:
+    data = load_digits(test_share=0.97)
+    mine, others = (sj.partition.iid(data.y_train, 4, seed=seed) for seed in (0, 1))
+    start = wide_pyramid((64,), 10, KEY, [(data.x_train[r], data.y_train[r]) for r in mine], widths=[64, 12])
+    assert sj.problems.classification(data, mine, start).setup.problem["loss"] == "cross-entropy"
+    with pytest.raises(SojournError, match="made together with other clients"):
+        sj.problems.classification(data, others, start)
+    with pytest.raises(SojournError, match="leave redeal out"):
+        sj.problems.classification(data, sj.partition.redealt(mine, data.y_train, "all"), start)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"gamma": 2.0}, "wide_pyramid.gamma = 2.0 does not fit; expected a finite number above 0 and below 1"),
+        ({"target_share": 2.0}, "target_share = 2.0"),
+        ({"feature_clip": 0.0, "input_clip": 1.0}, "feature_clip = 0.0"),
+        ({"feature_clip": math.nan, "input_clip": 1.0}, "feature_clip = nan"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier = -1.0"),
+        ({"widths": []}, "widths"),
+        ({"widths": (0, 4)}, "widths"),
+    ],
+)
+def test_options_from_python_are_checked_as_those_of_a_config(options: dict, sentence: str) -> None:
+    with pytest.raises(SojournError, match=sentence):
+        asked(**options)
+    assert asked(widths=(np.int64(32), 6), gamma=np.float64(0.5)).floor > 0, "NumPy's numbers are numbers"
+
+
 def test_a_start_certifies_only_steps_that_the_proof_allows() -> None:
     setup = asked(identity_scale=1e16).setup  # exact gradients, and a zeta that is large enough
     told = lambda step: setup.told({"class": "FedAvg", "num_local_steps": 5, "step_size": step}, None)["checked"]  # noqa: E731
     largest = told(1.0)["largest_step_size"]
-    assert told(0.9 * largest)["verdict"] == "certified, for the squared loss with all clients taking part"
+    assert told(0.9 * largest)["verdict"] == "certified"
     assert told(1.1 * largest)["verdict"].startswith("not certified: the conditions hold, but only for step sizes up")
 
 
@@ -290,6 +353,11 @@ def test_a_sweep_over_summaries_counts_each(tmp_path) -> None:
     first = history.frame().query("round == 0").set_index("model.summary")["floats_up"]
     rows = int(build_federation(validate(TABLES)).label_counts.sum())
     assert first["gram"] == 4 * (64 * 65 // 2 + 3) and first["features"] == rows * 64 + 8
+    told = [entry["setup"] for entry in history.manifest["settings"]]
+    assert [setup["summary"] for setup in told] == ["gram", "features"] and "setup" not in history.manifest
+    assert all(setup["checked"]["verdict"] == "not certified" for setup in told)
+    lines = _setups("sweep", history.manifest["settings"])
+    assert len(lines) == 2 and "model.summary = features" in lines[1] and f"{rows * 64 + 8:,} up" in lines[1]
 
 
 @pytest.mark.parametrize(
@@ -328,5 +396,5 @@ def test_labels_outside_the_classes_are_named(label: int) -> None:
 
 
 def test_an_unknown_summary_is_named() -> None:
-    with pytest.raises(SojournError, match='did you mean "gram"'):
+    with pytest.raises(SojournError, match='expected one of "gram", "features"'):
         asked(summary="gramm")

@@ -10,12 +10,16 @@ from sojourn.config import options_table
 from sojourn.data import DATASETS, TEXTS
 from sojourn.diagnostics.probes import PROBES
 from sojourn.engine import ENGINES
-from sojourn.models import MODELS
-from sojourn.partition import PARTITIONS
+from sojourn.models import LANGUAGE_MODELS, MODELS
+from sojourn.partition import PARTITIONS, TEXT_PARTITIONS
 from sojourn.problems import PROBLEMS
 from sojourn.recipes import RECIPES
+from sojourn.traces import AVAILABILITIES, CLOCKS, SCHEDULES
 
-ROOMS = ("algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "probes", "recipes")
+ROOMS = (
+    "algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "clocks", "availabilities",
+    "schedules", "probes", "recipes",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +38,9 @@ def entries(room: str) -> list[Entry]:
         claims = [Entry(name, f"{recipe.describe()}. sojourn reproduce {name}", []) for name, recipe in RECIPES.items()]
         return configs + claims
     registries: dict[str, dict[str, Any]] = {
-        "algorithms": ALGORITHMS, "problems": PROBLEMS, "partitions": PARTITIONS, "models": MODELS,
-        "datasets": DATASETS, "texts": TEXTS, "engines": ENGINES, "probes": PROBES,
+        "algorithms": ALGORITHMS, "problems": PROBLEMS, "partitions": PARTITIONS | TEXT_PARTITIONS,
+        "models": MODELS | LANGUAGE_MODELS, "datasets": DATASETS, "texts": TEXTS, "engines": ENGINES,
+        "clocks": CLOCKS, "availabilities": AVAILABILITIES, "schedules": SCHEDULES, "probes": PROBES,
     }  # fmt: skip
     registry = registries[room]
     return [Entry(name, _summary(entry), options_table(room, name)) for name, entry in registry.items()]

@@ -173,7 +173,10 @@ def check(file: File, set_: Changes = None) -> None:
     _say(f"{file} is valid: {config.problem.name}, {labels}, {config.run.rounds} rounds.")
 
 
-Room = Literal["algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "probes", "recipes"]
+Room = Literal[
+    "algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "clocks", "availabilities",
+    "schedules", "probes", "recipes",
+]  # fmt: skip
 
 
 @app.command("list")
@@ -267,10 +270,9 @@ def _show(histories: "list[History]", place: Path, title: str) -> None:
     console = Console()
     console.print(rich_table(histories, console.width))
     for history in histories:
-        for line in _rules(history.label, [history.manifest, *history.manifest.get("settings", [])]):
+        entries = [history.manifest, *history.manifest.get("settings", [])]
+        for line in [*_rules(history.label, entries), *_setups(history.label, entries)]:
             _say(line)
-        if "setup" in history.manifest:
-            _say(f"{history.label}: {_setup(history.manifest['setup'])}")
     page = render(histories, place, title=title)
     _say(f"report: {page}")
     statuses = {history.status for history in histories}
@@ -283,11 +285,19 @@ def _show(histories: "list[History]", place: Path, title: str) -> None:
         raise typer.Exit(DIVERGED)
 
 
-def _setup(setup: "Mapping[str, Any]") -> str:
-    """What the start took, and what theory says of it."""
-    verdict = setup.get("checked", {}).get("verdict")
-    sent = f"before round 1 the start took {setup['floats_down']:,} numbers down and {setup['floats_up']:,} up"
-    return sent + (f"; its conditions: {verdict}" if verdict else "")
+def _setups(label: str, entries: "Sequence[Mapping[str, Any]]") -> list[str]:
+    """What the start took, and what theory says of it; of a sweep the first few."""
+    lines = []
+    for entry in [e for e in entries if "setup" in e][:5]:
+        setup, where = entry["setup"], _where(entry)
+        verdict = setup.get("checked", {}).get("verdict")
+        sent = f"before round 1 the start took {setup['floats_down']:,} numbers down and {setup['floats_up']:,} up"
+        lines.append(f"{label}{where}: {sent}" + (f"; its conditions: {verdict}" if verdict else ""))
+    return lines
+
+
+def _where(entry: "Mapping[str, Any]") -> str:
+    return "".join(f", {key} = {value}" for key, value in entry.get("labels", {}).items())
 
 
 def _rules(label: str, entries: "Sequence[Mapping[str, Any]]") -> list[str]:
@@ -297,7 +307,7 @@ def _rules(label: str, entries: "Sequence[Mapping[str, Any]]") -> list[str]:
         rule = entry["step_rule"]
         failing = [text for text, holds in rule["conditions"] if not holds]
         caution = f"; its conditions do not hold: needs {', '.join(failing)}" if failing else ""
-        where = "".join(f", {key} = {value}" for key, value in entry.get("labels", {}).items())
+        where = _where(entry)
         lines.append(f"{label}{where}: {rule['option']} = {rule['value']:.4g} by {rule['rule']}{caution}")
     return lines
 

@@ -8,7 +8,6 @@ its fields, those of a problem, partition, model or data set its keyword argumen
 import copy
 import dataclasses
 import functools
-import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,30 +15,28 @@ from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
-import pydantic
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, Field, create_model
 
 from sojourn.algorithms import ALGORITHMS, Algorithm
-from sojourn.core.errors import SojournError, unknown_key, unknown_name
+from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.options import REQUIRED, Option, options_of
+from sojourn.core.signature import Table, checked, shown, signature_model
 from sojourn.data import DATASETS, TEXTS
 from sojourn.diagnostics.probes import PROBES
 from sojourn.engine import ENGINES
-from sojourn.models import MODELS
-from sojourn.partition import PARTITIONS, Redeal
-from sojourn.problems import PROBLEMS
+from sojourn.models import LANGUAGE_MODELS, MODELS
+from sojourn.partition import PARTITIONS, TEXT_PARTITIONS, Redeal
+from sojourn.problems import PROBLEMS, Problem
 from sojourn.theory.step_sizes import TUNED_METHODS
+from sojourn.traces import AVAILABILITIES, CLOCKS, SCHEDULES
 
+TIME = ("clock", "delay", "availability", "schedule")  # the tables of virtual time
 THEORY: Literal["theory"] = "theory"  # as a step size: the one that theory recommends for the federation's facts
 _SMALLEST, _LARGEST = 1e-30, 1e12  # of a problem's real numbers: their fourth powers are still numbers
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class RunTable(_Table):
+class RunTable(Table):
     """How long, how often, with whom."""
 
     rounds: Annotated[int, Field(ge=1, le=100_000_000, description="rounds of communication")] = 100
@@ -48,8 +45,11 @@ class RunTable(_Table):
         Annotated[int, Field(gt=0)] | Annotated[float, Field(gt=0)] | None,
         Field(description="clients per round: a number, or a share below 1; all if left out"),
     ] = None
+    uploads: Annotated[
+        int | None, Field(ge=1, le=100_000_000, description="of asynchronous methods; as many as rounds would bring")
+    ] = None
     eval_every: Annotated[int | None, Field(ge=1, description="rounds between evaluations; a hundredth of all")] = None
-    record: Annotated[list[str], Field(description="probes to record besides the metrics")] = []
+    record: Annotated[list[str], Field(description="probes to record besides the metrics")] = []  # noqa: RUF012
     precision: Annotated[Literal["float32", "float64"], Field(description="of all arithmetic")] = "float32"
 
 
@@ -74,6 +74,11 @@ class Config:
     run: RunTable
     engine: Part
     tables: dict[str, Any]
+    # virtual time; None where it is not asked for
+    clock: Part | None = None
+    delay: Part | None = None
+    availability: Part | None = None
+    schedule: Part | None = None  # of asynchronous methods
 
 
 def load_config(path: Path | str, changes: Sequence[str] = ()) -> Config:
@@ -132,42 +137,84 @@ def validate(tables: Mapping[str, Any]) -> Config:
     """The one place where configs are checked."""
     if not isinstance(tables, Mapping):
         raise SojournError(f"a config is made of tables such as [problem] and [algorithm], not {shown(tables)}.")
-    known = ("problem", "data", "partition", "model", "algorithm", "run", "engine")
+    known = ("problem", "data", "partition", "model", "algorithm", "run", "engine", *TIME)
     for name in tables:
         if name not in known:
             raise unknown_name("table", name, known)
-    problem = _part("problem", tables, PROBLEMS, lambda entry: _signature_model(entry.build), required=True)
+    problem = _part("problem", tables, PROBLEMS, lambda entry: signature_model(entry.build), required=True)
     assert problem is not None
     entry = PROBLEMS[problem.name]
     for table, taken in {"data": entry.takes_data, "partition": entry.takes_data, "model": entry.takes_model}.items():
         if table in tables and not taken:
             raise SojournError(f'[{table}] has no meaning with problem.name = "{problem.name}"; take it out.')
-    run: RunTable = _checked("run", RunTable, tables.get("run", {}))
+    run: RunTable = checked("run", RunTable, _dict("run", tables.get("run", {})))
+    data, partition, model = _data_parts(tables, entry)
+    algorithms = _algorithms(tables.get("algorithm"), run)
     config = Config(
         problem=problem,
-        data=_part("data", tables, DATASETS, _signature_model, "digits") if entry.takes_data else None,
-        partition=_part("partition", tables, PARTITIONS, _partition_model, "iid") if entry.takes_data else None,
-        model=_part("model", tables, MODELS, _model_model, "mlp") if entry.takes_model else None,
-        algorithms=_algorithms(tables.get("algorithm"), run),
+        data=data,
+        partition=partition,
+        model=model,
+        algorithms=algorithms,
         run=run,
-        engine=_part("engine", tables, ENGINES, _signature_model, "compiled") or Part("compiled", {}),
+        engine=_part("engine", tables, ENGINES, signature_model, "compiled") or Part("compiled", {}),
         tables={},
+        **_time_parts(tables, any(ALGORITHMS[part.name].cls.asynchronous for part in algorithms)),
     )
     _check_together(config)
     return dataclasses.replace(config, tables=_tables(config))
+
+
+def _data_parts(tables: Mapping[str, Any], entry: Problem) -> tuple[Part | None, Part | None, Part | None]:
+    """Data, partition and model, each of the kind that the problem takes."""
+    if entry.takes_text:
+        return (
+            _part("data", tables, TEXTS, signature_model, "tinyshakespeare", DATASETS),
+            _part("partition", tables, TEXT_PARTITIONS, _text_partition_model, "contiguous", PARTITIONS),
+            _part("model", tables, LANGUAGE_MODELS, _model_model, "lstm", MODELS),
+        )
+    data = partition = model = None
+    if entry.takes_data:
+        data = _part("data", tables, DATASETS, signature_model, "digits", TEXTS)
+        partition = _part("partition", tables, PARTITIONS, _partition_model, "iid", TEXT_PARTITIONS)
+    if entry.takes_model:
+        model = _part("model", tables, MODELS, _model_model, "mlp", LANGUAGE_MODELS)
+    return data, partition, model
+
+
+def _time_parts(tables: Mapping[str, Any], asynchronous: bool) -> dict[str, Part | None]:
+    """What virtual time is made of: all of it where one table asks for it, or a method that cannot do without."""
+    if "schedule" in tables and not asynchronous:
+        raise SojournError(
+            "[schedule] is for methods that take uploads as they come, such as fedasync; take it out, or name one."
+        )
+    if not asynchronous and not any(name in tables for name in TIME):
+        return {}
+    return {
+        "clock": _part("clock", tables, CLOCKS, signature_model, "constant"),
+        "delay": _part("delay", tables if "delay" in tables else {"delay": {"seconds": 0.0}}, CLOCKS, signature_model,
+                       "constant"),
+        "availability": _part("availability", tables, AVAILABILITIES, signature_model, "always"),
+        "schedule": _part("schedule", tables, SCHEDULES, _schedule_model, "busy") if asynchronous else None,
+    }  # fmt: skip
 
 
 def options_table(room: str, name: str) -> list[str]:
     """The options of a registry's entry with their defaults, as text."""
     models: dict[str, Callable[[], type[BaseModel]]] = {
         "algorithms": lambda: _algorithm_model(name),
-        "problems": lambda: _signature_model(PROBLEMS[name].build),
-        "partitions": lambda: _partition_model(PARTITIONS[name]),
-        "models": lambda: _model_model(MODELS[name]),
-        "datasets": lambda: _signature_model(DATASETS[name]),
-        "texts": lambda: _signature_model(TEXTS[name]),
-        "engines": lambda: _signature_model(ENGINES[name]),
-        "probes": lambda: _Table,  # a name in run.record, without options
+        "problems": lambda: signature_model(PROBLEMS[name].build),
+        "partitions": lambda: (
+            _partition_model(PARTITIONS[name]) if name in PARTITIONS else _text_partition_model(TEXT_PARTITIONS[name])
+        ),
+        "models": lambda: _model_model({**MODELS, **LANGUAGE_MODELS}[name]),
+        "datasets": lambda: signature_model(DATASETS[name]),
+        "texts": lambda: signature_model(TEXTS[name]),
+        "engines": lambda: signature_model(ENGINES[name]),
+        "clocks": lambda: signature_model(CLOCKS[name]),
+        "availabilities": lambda: signature_model(AVAILABILITIES[name]),
+        "schedules": lambda: _schedule_model(SCHEDULES[name]),
+        "probes": lambda: Table,  # a name in run.record, without options
     }
     fields = models[room]().model_fields
     return [key if field.is_required() else f"{key} ({field.default})" for key, field in fields.items()]
@@ -179,9 +226,9 @@ def to_toml(tables: Mapping[str, Any]) -> str:
 
 def _part(
     table: str, tables: Mapping[str, Any], registry: Mapping[str, Any], model_of: Callable[[Any], type[BaseModel]],
-    default: str | None = None, required: bool = False,
+    default: str | None = None, misfits: Mapping[str, Any] | None = None, required: bool = False,
 ) -> Part | None:  # fmt: skip
-    """A table that names an entry of a registry and gives its options."""
+    """A table that names an entry of a registry and gives its options. Misfits are for other kinds of problems."""
     if required and table not in tables:
         raise SojournError(f"the table [{table}] is missing; start with [{table}] and name = one of {_some(registry)}.")
     given = _dict(table, tables.get(table, {}))
@@ -190,9 +237,12 @@ def _part(
         raise SojournError(f"{table}.name is missing; give one of {_some(registry)}.")
     if not isinstance(name, str):
         raise SojournError(f"{table}.name = {shown(name)} is not a name; give one of {_some(registry)}.")
+    if misfits is not None and name in misfits:
+        problem = tables["problem"]["name"]
+        raise SojournError(f'{table}.name = "{name}" does not fit problem "{problem}"; give one of {_some(registry)}.')
     if name not in registry:
         raise unknown_name(f"{table}.name", name, registry)
-    options = _checked(table, model_of(registry[name]), given).model_dump()
+    options = checked(table, model_of(registry[name]), given).model_dump()
     for key, value in options.items():
         _check_size(f"{table}.{key}", value)
     return Part(name, options)
@@ -238,7 +288,7 @@ def _algorithm(given: dict[str, Any]) -> Part:
     for option, value in ALGORITHMS[name].settled.items():
         if option in given:
             raise SojournError(f'algorithm.{option} is settled by "{name}" ({value}); take it out.')
-    part = Part(name, _checked("algorithm", _algorithm_model(name), given).model_dump(), label)
+    part = Part(name, checked("algorithm", _algorithm_model(name), given).model_dump(), label)
     if not asks_theory(part):
         build_algorithm(part)  # numbers that only make sense together are refused by the method itself
     elif name not in TUNED_METHODS:
@@ -282,6 +332,8 @@ def _check_together(config: Config) -> None:
             raise SojournError(f'"{part.name}" communicates {limit} time(s); set run.rounds = {limit}.')
     number = num_clients(config)
     share = config.run.participation
+    if config.run.uploads is not None and config.schedule is None:
+        raise SojournError("run.uploads is for methods that take uploads as they come; set run.rounds instead.")
     if isinstance(share, float) and share > 1:
         raise SojournError(f"run.participation = {share:g} is out of range; a share is at most 1, a number is whole.")
     if isinstance(share, int) and share > number:
@@ -298,7 +350,7 @@ def num_clients(config: Config) -> int:
 def _tables(config: Config) -> dict[str, Any]:
     """The whole config as plain tables, for TOML, which has no null."""
     tables: dict[str, Any] = {}
-    for name in ("problem", "data", "partition", "model", "engine"):
+    for name in ("problem", "data", "partition", "model", "engine", *TIME):
         part = getattr(config, name)
         if part is not None:
             tables[name] = {"name": part.name, **_without_none(part.options)}
@@ -321,47 +373,42 @@ def _dict(table: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def shown(value: Any) -> str:
-    """A value as a sentence can show it: on one line, and not too long."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # Python does not write out numbers of thousands of digits
-        text = "a value too large to show"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _some(registry: Mapping[str, Any]) -> str:
     return ", ".join(sorted(registry))
 
 
-@functools.cache
-def _signature_model(function: Callable[..., Any]) -> type[BaseModel]:
-    """A function's keyword options as a table. Positional parameters are what it is built from, not options."""
-    keywords = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    if isinstance(function, type):  # an engine: a dataclass whose fields are its options
-        keywords = list(inspect.signature(function).parameters.values())
-    hints = inspect.get_annotations(function)
-    fields: dict[str, Any] = {
-        p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default) for p in keywords
-    }
-    return create_model("Options", __base__=_Table, **fields)
+_NumClients = Annotated[int, Field(ge=1, le=1_000_000, description="clients that the data are dealt to")]
 
 
 @functools.cache
 def _partition_model(function: Callable[..., Any]) -> type[BaseModel]:
-    number = Annotated[int, Field(ge=1, le=1_000_000, description="clients that the data are dealt to")]
     seed = Annotated[int, Field(ge=0, lt=2**32, description="of the dealing")]
     redeal = Annotated[Redeal, Field(description="whether samples change hands in every round, and among which")]
     return create_model(
-        "Options", __base__=_signature_model(function), num_clients=(number, 10), seed=(seed, 0),
+        "Options", __base__=signature_model(function), num_clients=(_NumClients, 10), seed=(seed, 0),
         redeal=(redeal, "never"),
     )  # fmt: skip
 
 
 @functools.cache
+def _text_partition_model(function: Callable[..., Any]) -> type[BaseModel]:
+    return create_model("Options", __base__=signature_model(function), num_clients=(_NumClients, 10))
+
+
+@functools.cache
 def _model_model(function: Callable[..., Any]) -> type[BaseModel]:
     seed = Annotated[int, Field(ge=0, lt=2**32, description="of the initial weights")]
-    return create_model("Options", __base__=_signature_model(function), seed=(seed, 0))
+    return create_model("Options", __base__=signature_model(function), seed=(seed, 0))
+
+
+@functools.cache
+def _schedule_model(function: Callable[..., Any]) -> type[BaseModel]:
+    """A schedule's own options; it is drawn with the seed of the run."""
+    whole = signature_model(function).model_fields
+    fields: dict[str, Any] = {
+        name: (field.rebuild_annotation(), field) for name, field in whole.items() if name != "seed"
+    }
+    return create_model("Options", __base__=Table, **fields)
 
 
 @functools.cache
@@ -373,7 +420,7 @@ def _algorithm_model(name: str) -> type[BaseModel]:
             kind = _annotation(option)
             kind = kind | Literal[THEORY] if option_name == tuned_option(name) else kind
             fields[option_name] = (kind, ... if default is REQUIRED else default)
-    return create_model("Options", __base__=_Table, **fields)
+    return create_model("Options", __base__=Table, **fields)
 
 
 def _annotation(option: Option) -> Any:
@@ -387,48 +434,3 @@ def _annotation(option: Option) -> Any:
         limits["le"] = 10**9
     kind: Any = int if option.kind == "int" else float
     return Annotated[kind | None if option.optional else kind, Field(description=option.symbol or None, **limits)]
-
-
-def _checked(table: str, model: type[BaseModel], given: Any) -> Any:
-    try:
-        return model.model_validate(_dict(table, given))
-    except pydantic.ValidationError as error:
-        raise SojournError(_sentence(table, model, error)) from None
-
-
-def _sentence(table: str, model: type[BaseModel], error: pydantic.ValidationError) -> str:
-    """One sentence for the first mistake, and how many more there are."""
-    problems = error.errors(include_url=False)
-    # a misspelt option is also a missing one, and it is the spelling that is wrong
-    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
-    names = [str(part) for part in first["loc"] if str(part) in model.model_fields or isinstance(part, int)]
-    where = ".".join([table, *names]) if names else table
-    more = len({tuple(p["loc"][:1]) for p in problems}) - 1
-    tail = f" (and {more} more mistake{'s' if more > 1 else ''})" if more else ""
-    if first["type"] == "extra_forbidden":
-        return str(unknown_key(table, str(first["loc"][-1]), model.model_fields)) + tail
-    if first["type"] == "missing":
-        return f"{where} is missing; give {_expectation(model, str(first['loc'][0]))}.{tail}"
-    return (
-        f"{where} = {shown(first['input'])} does not fit; expected {_expectation(model, str(first['loc'][0]))}.{tail}"
-    )
-
-
-def _expectation(model: type[BaseModel], name: str) -> str:
-    """What a field takes, in words, from its JSON schema."""
-    schema = model.model_json_schema()["properties"][name]
-    text = " or ".join(dict.fromkeys(_words(s) for s in schema.get("anyOf", [schema]) if s.get("type") != "null"))
-    meaning = schema.get("description")
-    return f"{text} ({meaning})" if meaning else text
-
-
-def _words(schema: Mapping[str, Any]) -> str:
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        return "one of " + ", ".join(f'"{v}"' for v in values[:12]) + (", …" if len(values) > 12 else "")
-    kinds = {"integer": "a whole number", "number": "a finite number", "string": "a text", "boolean": "true or false"}
-    words = kinds.get(schema.get("type", ""), "a list" if schema.get("type") == "array" else "a value")
-    limits = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
-    bounds = [f"{phrase} {schema[key]:.15g}" for key, phrase in limits.items() if key in schema]
-    items = f" of which each is {_words(schema['items'])}" if "items" in schema else ""
-    return " ".join([words, " and ".join(bounds)]).strip() + items

@@ -27,7 +27,7 @@ from sojourn.core.federation import Clients, Federation
 from sojourn.core.keys import root_key
 from sojourn.core.options import options_of
 from sojourn.diagnostics.probes import check_probes, with_probes
-from sojourn.engine import ENGINES, Engine
+from sojourn.engine import ENGINES, Engine, OneByOne, Replay, in_virtual_time
 from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
 from sojourn.engine.accounting import Wire, all_floats, has_known, message_shapes, one_memory, wire_of
 from sojourn.engine.checkpoint import fingerprint, load_state, save_state
@@ -38,7 +38,6 @@ from sojourn.engine.rounds import (
     Plan,
     RunState,
     divergence_limit,
-    divisor_at_most,
     fixed_members,
     start,
     vector_size,
@@ -56,6 +55,8 @@ from sojourn.history import (
 )
 from sojourn.progress import Display
 from sojourn.theory.forecast import landmarks
+from sojourn.traces import Devices, Trace
+from sojourn.virtual_time import VirtualTime, check_time, trace_entry
 
 _CHUNK_SECONDS = 0.5  # how long a chunk should take: often enough to show, save and stop, rarely enough to cost nothing
 _SAVE_SECONDS = 1.0
@@ -72,6 +73,8 @@ class Job:
     engine: Engine
     plan: Plan
     eval_every: int
+    trace: Trace | None = None  # of an asynchronous method
+    devices: Devices | None = None  # whose time synchronous rounds take, if it is asked for
 
     def course(self, num_rounds: int) -> Course:
         whole = lambda number: jnp.asarray(number, jnp.int32)  # noqa: E731
@@ -82,7 +85,8 @@ class Job:
 def make_job(
     federation: Federation, algorithm: Algorithm, rounds: int, *,
     engine: str | Engine, participation: int | float | None, eval_every: int | None, record: Sequence[str],
-    grid: tuple[int, int] | None = None, worlds: Sequence[Federation] = (),
+    grid: tuple[int, int] | None = None, worlds: Sequence[Federation] = (), trace: Trace | None = None,
+    devices: Devices | None = None,
 ) -> Job:  # fmt: skip
     """A job, checked before anything runs."""
     use_compilation_cache()
@@ -103,19 +107,23 @@ def make_job(
         raise SojournError(f"eval_every = {eval_every} is out of range; give at least 1.")
     record = tuple(dict.fromkeys(record))
     check_probes(record)
+    check_time(federation, algorithm, rounds, participation, record, trace, devices)
     federation = with_probes(federation, algorithm, record)
     cohort = cohort_size(participation, federation.num_clients)
-    if cohort < federation.num_clients and algorithm.needs_everyone():
+    if trace is not None:
+        machine, cohort = in_virtual_time(machine, trace), 1
+    if trace is None and cohort < federation.num_clients and algorithm.needs_everyone():
         raise SojournError(
             f"{type(algorithm).__name__} is only right when everyone takes part; leave participation out."
         )
     num_settings = 1 if grid is None else grid[0] * grid[1]
-    width = divisor_at_most(cohort, machine.width(federation, cohort, num_settings))
+    width = machine.width(federation, cohort, num_settings)
     several = [with_probes(world, algorithm, record).clients for world in worlds]
     clients, stacked = stack_clients(several) if several else (federation.clients, ())
     plan = Plan(cohort, width, record, grid, stacked)
-    plan = dataclasses.replace(plan, row_size=vector_size(algorithm, federation, plan))
-    return Job(federation, clients, algorithm, rounds, machine, plan, eval_every or max(1, rounds // 100))
+    plan = dataclasses.replace(plan, row_size=0 if trace else vector_size(algorithm, federation, plan))
+    every = eval_every or max(1, rounds // 100)
+    return Job(federation, clients, algorithm, rounds, machine, plan, every, trace, devices)
 
 
 def stack_clients(several: Sequence[Clients]) -> tuple[Clients, tuple[bool, ...]]:
@@ -158,6 +166,8 @@ def run(
     participation: int | float | None = None,
     eval_every: int | None = None,
     record: Sequence[str] = (),
+    trace: Trace | None = None,
+    devices: Devices | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     label: str = "",
@@ -170,6 +180,8 @@ def run(
     participation: clients per round, as a number (int) or a share (float); None for all.
     eval_every: rounds between evaluations; by default a hundred over the run.
     record: probes, more numbers to keep, see `sojourn list probes`.
+    trace: for asynchronous methods, who works when (`sojourn.traces`); a round is then one upload.
+    devices: for synchronous methods, whose virtual time every round takes.
     out: a directory to keep the run in; with `resume`, a run kept there goes on where it was.
     notes: further entries for the manifest.
     progress: True or False to force the progress line on or off; by default only on a terminal.
@@ -177,10 +189,12 @@ def run(
     """
     job = make_job(
         federation, algorithm, rounds,
-        engine=engine, participation=participation, eval_every=eval_every, record=record,
+        engine=engine, participation=participation, eval_every=eval_every, record=record, trace=trace, devices=devices,
     )  # fmt: skip
     label = label or type(algorithm).__name__
     state = start(algorithm, federation, root_key(seed))
+    if isinstance(job.engine, (Replay, OneByOne)):
+        state = job.engine.begin(algorithm, state)
     about = {"label": label, "seed": int(seed), "algorithm": describe(algorithm), **(notes or {})}
     about["landmarks"] = find_landmarks(federation, algorithm)
     running = Running(job, state, about, config, None if out is None else Path(out), resume)
@@ -223,9 +237,11 @@ class Running:
         self.status = "running"
         one = jax.tree.map(lambda leaf: leaf[0], job.algorithm) if job.plan.grid else job.algorithm
         self._wires = self._measure_wires(one)
+        self._time = VirtualTime(job.federation, one, job.plan.cohort, state.root, job.trace, job.devices)
         self._identity, self._found = "", dict[str, Any]()  # the manifest of the run that goes on
         if out is not None:
-            self._identity = fingerprint(job.algorithm, job.clients, state.server, state.root, job.plan)
+            made = job.trace.identity if job.trace else repr(job.devices) if job.devices else ""
+            self._identity = fingerprint(job.algorithm, job.clients, state.server, state.root, (job.plan, made))
             self._open_directory(out, resume)
 
     def _measure_wires(self, algorithm: Algorithm) -> dict[str, list[Wire]]:
@@ -286,7 +302,8 @@ class Running:
         settings = self._num_settings()
         setup = job.federation.setup  # federations of a sweep share shapes, so they sent alike
         sent = None if setup is None else setup.sent()
-        self.tables.append(first_rows(metrics, () if settings is None else (settings,), sent))
+        first = first_rows(metrics, () if settings is None else (settings,), sent)
+        self.tables.append(self._time.at_start(first))
 
     def _play(self, display: Display, stopped: threading.Event) -> None:
         job = self.job
@@ -323,7 +340,7 @@ class Running:
         rows = jax.tree.map(lambda a: self._by_setting(np.asarray(a)[:played], 1), rows)
         seconds = time.perf_counter() - since
         wires = self._wires["opening" if opening else "steady"]
-        self.tables.append(table_of(rows, wires, first, seconds))
+        self.tables.append(self._time.tell(table_of(rows, wires, first, seconds)))
         self.seconds += seconds
         return seconds, bool(np.all(rows.row.diverged[-1])) if played else False
 
@@ -340,6 +357,10 @@ class Running:
         assert self.out is not None
         self._history(self._table()).save(self.out)
         save_state(self.out / STATE_FILE, self.state, self._identity)
+
+    def _trace_so_far(self) -> pd.DataFrame | None:
+        done = int(self.state.round)
+        return self.job.trace.until(done).tasks if self.job.trace is not None and done else None
 
     def _finish(self) -> History:
         job, table = self.job, self._table()
@@ -401,18 +422,21 @@ class Running:
             "clients_side_by_side": self.job.plan.width,
             "facts": {} if self.job.plan.stacked else self.job.federation.facts.known(),
             **labels_entry(None if self.job.plan.stacked else self.job.federation.label_counts),
-            **self._setup_entry(),
+            **({} if self.job.plan.stacked else self._setup_entry()),
+            **trace_entry(self.job.trace, int(self.state.round)),
         }
-        return History(table, manifest, label=self.about["label"], config=self.config)
+        return History(table, manifest, label=self.about["label"], config=self.config, trace=self._trace_so_far())
 
     def _setup_entry(self) -> dict[str, Any]:
-        """What server and clients did before the first round; of several federations, only what was sent."""
-        federation = self.job.federation
-        if federation.setup is None:
-            return {}
-        if self.job.plan.stacked:
-            return {"setup": federation.setup.sent()}
-        return {"setup": federation.setup.told(self.about["algorithm"], federation.clients.batch_size)}
+        return setup_entry(self.job.federation, self.about["algorithm"], self.job.plan.cohort)
+
+
+def setup_entry(federation: Federation, algorithm: Mapping[str, Any], cohort: int) -> dict[str, Any]:
+    """What server and clients did before the first round, for a manifest; nothing where they did nothing."""
+    if federation.setup is None:
+        return {}
+    everyone = cohort == federation.num_clients
+    return {"setup": federation.setup.told(algorithm, federation.clients.batch_size, everyone)}
 
 
 def _read_table(path: Path, rounds: int) -> pd.DataFrame:

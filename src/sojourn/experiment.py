@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from sojourn.algorithms import ALGORITHMS
+from sojourn.algorithms import ALGORITHMS, Algorithm
 from sojourn.config import Config, Part, asks_theory, build_algorithm, parse_value, set_value, shown, to_toml, validate
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
@@ -25,16 +25,27 @@ from sojourn.core.files import write_atomically
 from sojourn.core.keys import root_key
 from sojourn.core.options import options_of
 from sojourn.core.vec import size
-from sojourn.data import DATASETS, Dataset
+from sojourn.data import DATASETS, TEXTS, Dataset
 from sojourn.driver import make_job, run
 from sojourn.engine import ENGINES
 from sojourn.engine.participation import cohort_size
-from sojourn.history import CONFIG_FILE, LABELS, MANIFEST_FILE, STATE_FILE, TABLE_FILE, History, load_history
-from sojourn.models import MODELS
-from sojourn.partition import PARTITIONS, Redealt, redealt
+from sojourn.history import (
+    CONFIG_FILE,
+    LABELS,
+    MANIFEST_FILE,
+    STATE_FILE,
+    TABLE_FILE,
+    TRACE_FILE,
+    History,
+    load_history,
+)
+from sojourn.models import LANGUAGE_MODELS, MODELS
+from sojourn.partition import PARTITIONS, TEXT_PARTITIONS, Redealt, redealt
 from sojourn.problems import PROBLEMS
 from sojourn.sweeping import Setting, sweep_settings
 from sojourn.theory.step_sizes import step_size_rule
+from sojourn.traces import AVAILABILITIES, CLOCKS, SCHEDULES, Devices, Work
+from sojourn.virtual_time import gradients_per_visit
 
 RECIPE_FILE = "recipe.txt"  # names the recipe whose result a directory holds
 # The files of a run, the figures of its report, and what a kill may leave of a file that was being written.
@@ -51,6 +62,7 @@ _OF_A_RUN = re.compile(
                 "claims.json",
                 "environment.json",
                 "report.html",
+                TRACE_FILE,
             ),
         )
     )
@@ -65,7 +77,9 @@ def build_federation(config: Config) -> Federation:
     """Data, partition, model and problem, put together."""
     parts: list[Any] = []
     try:
-        if config.data is not None and config.partition is not None:
+        if PROBLEMS[config.problem.name].takes_text:
+            parts = _text_parts(config)
+        elif config.data is not None and config.partition is not None:
             data = DATASETS[config.data.name](**config.data.options)
             if len(data.y_test) == 0:
                 raise SojournError(f'data "{data.name}" is left without test samples; raise data.test_share.')
@@ -76,6 +90,18 @@ def build_federation(config: Config) -> Federation:
         return PROBLEMS[config.problem.name].build(*parts, **config.problem.options)
     except MemoryError:
         raise SojournError(f'problem "{config.problem.name}" does not fit into memory; make it smaller.') from None
+
+
+def _text_parts(config: Config) -> list[Any]:
+    """A text, the clients' stretches of it, and a model of its tokens."""
+    assert config.data is not None and config.partition is not None and config.model is not None
+    text = TEXTS[config.data.name](**config.data.options)
+    dealt = TEXT_PARTITIONS[config.partition.name](text.train, **config.partition.options)
+    options = dict(config.model.options)
+    key = root_key(options.pop("seed"))
+    build = functools.partial(LANGUAGE_MODELS[config.model.name], len(text.vocabulary), key, **options)
+    _check_number(config.model.name, build)
+    return [text, dealt, build()]
 
 
 def _deal(part: Part, data: Dataset) -> Sequence[np.ndarray]:
@@ -90,18 +116,22 @@ def _model(part: Part, data: Dataset, dealt: Sequence[np.ndarray]) -> Any:
     build = MODELS[part.name]
     shape = data.x_train.shape[1:], data.num_classes
     outline = getattr(build, "outline", build)
-    made = eqx.filter_eval_shape(functools.partial(outline, *shape, key, **options))
-    number = size(eqx.filter(made, lambda leaf: hasattr(leaf, "shape")))
-    if number > _MAX_PARAMETERS:
-        raise SojournError(
-            f'model "{part.name}" would have {number:.3g} parameters; at most {_MAX_PARAMETERS:.3g} are taken.'
-        )
+    _check_number(part.name, functools.partial(outline, *shape, key, **options))
     if outline is build:
         return build(*shape, key, **options)
     if isinstance(dealt, Redealt):
         raise SojournError(f'model "{part.name}" asks clients about their data, which must stay; leave redeal out.')
     clients = [(data.read(data.x_train[rows]), data.y_train[rows]) for rows in dealt]
     return build(*shape, key, clients, **options)
+
+
+def _check_number(name: str, build: Callable[[], Any]) -> None:
+    """Of a model's parameters, before any is made."""
+    number = size(eqx.filter(eqx.filter_eval_shape(build), lambda leaf: hasattr(leaf, "shape")))
+    if number > _MAX_PARAMETERS:
+        raise SojournError(
+            f'model "{name}" would have {number:.3g} parameters; at most {_MAX_PARAMETERS:.3g} are taken.'
+        )
 
 
 @contextlib.contextmanager
@@ -115,7 +145,9 @@ def check_config(config: Config) -> Federation:
     with precision(config):
         federation = build_federation(config)
         for part in config.algorithms:
-            make_job(federation, build_algorithm(tuned(part, federation, config)[0]), config.run.rounds, **_how(config))
+            method = build_algorithm(tuned(part, federation, config)[0])
+            rounds, how = _played(config, federation, method)
+            make_job(federation, method, rounds, **how)
     return federation
 
 
@@ -131,11 +163,11 @@ def run_config(config: Config, out: Path, *, resume: bool = False, progress: boo
             tables = {**config.tables, "algorithm": _entry(config, part)}
             _write_config(place, tables, resume)
             settled, notes = tuned(part, federation, config)
+            method = build_algorithm(settled)
+            rounds, how = _played(config, federation, method)
             history = run(
-                federation, build_algorithm(settled), config.run.rounds,
-                seed=config.run.seed, out=place, resume=resume, label=part.label, config=tables, progress=progress,
-                notes=notes,
-                **_how(config),
+                federation, method, rounds, seed=config.run.seed, out=place, resume=resume, label=part.label,
+                config=tables, progress=progress, notes=notes, **how,
             )  # fmt: skip
             histories.append(history)
             _write_config(place, tables)
@@ -168,6 +200,38 @@ def _how(config: Config) -> dict[str, Any]:
         "eval_every": config.run.eval_every,
         "record": tuple(config.run.record),
     }
+
+
+def _played(config: Config, federation: Federation, method: Algorithm) -> tuple[int, dict[str, Any]]:
+    """For how many rounds, or uploads, a method is run, and how: with virtual time where the config has it.
+
+    An asynchronous method gets as many uploads as the rounds of a synchronous one would bring, so that both compute as
+    many gradients, and is evaluated as often.
+    """
+    how, rounds = _how(config), config.run.rounds
+    devices = devices_of(config)
+    if not method.asynchronous:
+        return rounds, how | ({} if devices is None else {"devices": devices})
+    assert config.schedule is not None
+    cohort = cohort_size(config.run.participation, federation.num_clients)
+    uploads = config.run.uploads or rounds * cohort
+    weights = federation.clients.weights if federation.clients.sizes is None else federation.clients.sizes
+    share = np.ones(federation.num_clients) if weights is None else np.asarray(weights, float)
+    (steps,) = gradients_per_visit(federation, method)
+    trace = SCHEDULES[config.schedule.name](
+        federation.num_clients, uploads, devices, Work(steps, method.uploads_per_update(), share),
+        **config.schedule.options, **({} if config.schedule.name == "file" else {"seed": config.run.seed}),
+    )  # fmt: skip
+    every = how["eval_every"] and how["eval_every"] * cohort
+    return uploads, how | {"trace": trace, "participation": None, "eval_every": every}
+
+
+def devices_of(config: Config) -> Devices | None:
+    """The clients' machines, where the config has virtual time."""
+    if config.clock is None or config.delay is None or config.availability is None:
+        return None
+    clock, delay = (CLOCKS[part.name](**part.options) for part in (config.clock, config.delay))
+    return Devices(clock, delay, AVAILABILITIES[config.availability.name](**config.availability.options))
 
 
 def _entry(config: Config, part: Part) -> dict[str, Any]:
@@ -316,7 +380,7 @@ def _sweep_method(
                 sweep_settings(
                     None,
                     settings,
-                    config.run.rounds,
+                    _played(config, built[homes[members[0]]], settings[0].algorithm)[0],
                     out=place,
                     resume=resume,
                     label=label,
@@ -346,7 +410,12 @@ def _setting(label: str, point: dict[str, Any], config: Config, federation: Fede
     labels = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in point.items()}
     labels.pop("run.seed", None)
     settled, notes = tuned(part, federation, config)
-    return Setting(build_algorithm(settled), config.run.seed, labels, federation, notes)
+    method = build_algorithm(settled)
+    how = _played(config, federation, method)[1]
+    timed = "trace" in how or "devices" in how
+    told = ("trace", "devices", "participation", "eval_every")
+    time: dict[str, Any] = {name: how[name] for name in told if name in how} if timed else {}
+    return Setting(method, config.run.seed, labels, federation, notes, time)
 
 
 def _joined(parts: list[History]) -> History:

@@ -23,6 +23,7 @@ from sojourn.engine.accounting import Wire
 from sojourn.engine.rounds import Rows
 
 STATE_FILE, TABLE_FILE, MANIFEST_FILE, CONFIG_FILE = "state.npz", "history.parquet", "manifest.json", "config.toml"
+TRACE_FILE = "trace.parquet"
 
 LABELS = "labels_per_client"  # in the manifest
 _MAX_LABEL_CELLS = 20_000  # of the table of labels per client that a manifest carries
@@ -41,6 +42,7 @@ class History:
     params: Any = None  # the final model, in the user's own form; stacked over settings in a sweep
     label: str = ""
     config: dict[str, Any] | None = None
+    trace: pd.DataFrame | None = None  # the tasks of an asynchronous run
 
     @property
     def status(self) -> str:
@@ -57,8 +59,11 @@ class History:
         return float(values.iloc[-1]) if len(values) else float("nan")
 
     def save(self, directory: Path) -> None:
-        """Table and manifest; each is replaced whole."""
+        """Table, manifest and, of an asynchronous run, its tasks; each is replaced whole."""
         write_atomically(directory / TABLE_FILE, lambda path: self.table.to_parquet(path, index=False))
+        if self.trace is not None:
+            tasks = self.trace
+            write_atomically(directory / TRACE_FILE, lambda path: tasks.to_parquet(path, index=False))
         text = json.dumps(self.manifest, indent=2)  # in its own order: a page of a run read back has the same bytes
         write_atomically(directory / MANIFEST_FILE, lambda path: path.write_text(text))
 
@@ -176,4 +181,6 @@ def load_history(directory: Path | str) -> History:
     except Exception as error:  # any damage of any of the three files is the same sentence to a reader
         reason = " ".join(str(error).split())[:200]
         raise SojournError(f"the run in {directory} cannot be read: {type(error).__name__}: {reason}.") from error
-    return History(table, manifest, label=manifest.get("label", directory.name), config=config)
+    trace = directory / TRACE_FILE
+    tasks = pd.read_parquet(trace) if trace.is_file() else None
+    return History(table, manifest, label=manifest.get("label", directory.name), config=config, trace=tasks)

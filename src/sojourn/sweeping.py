@@ -24,7 +24,17 @@ from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import root_key
 from sojourn.core.vec import size
-from sojourn.driver import Running, describe, engine_of, find_landmarks, make_job, run, stack_leaves, stop_on_signal
+from sojourn.driver import (
+    Running,
+    describe,
+    engine_of,
+    find_landmarks,
+    make_job,
+    run,
+    setup_entry,
+    stack_leaves,
+    stop_on_signal,
+)
 from sojourn.engine import Engine
 from sojourn.engine.rounds import RunState, start
 from sojourn.history import History
@@ -43,6 +53,9 @@ class Setting:
     labels: dict[str, Any]
     federation: Federation | None = None  # of its own; None: the sweep's
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the manifest
+    time: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # a trace or devices of its own, as `run` takes them
 
 
 def sweep(
@@ -104,7 +117,7 @@ def sweep_settings(
         for number, block in enumerate(blocks):
             place = None if directory is None else directory / f"block-{number:03d}"
             numbers = block.numbers
-            if not engine_of(engine).sweeps:
+            if not engine_of(engine).sweeps or any(settings[i].time for i in numbers):
                 history = _one_by_one(block, [settings[i] for i in numbers], rounds, place, resume, how)
                 numbers = numbers[: int(history.table["setting"].max()) + 1]  # fewer, when it was stopped
             else:
@@ -213,13 +226,21 @@ def _stacked(block: Block, rounds: int, out: Path | None, resume: bool, label: s
 def _one_by_one(
     block: Block, settings: Sequence[Setting], rounds: int, out: Path | None, resume: bool, how: dict[str, Any]
 ) -> History:
-    """For engines that cannot stack: the same settings, one run each."""
+    """For engines that cannot stack, and for virtual time: the same settings, one run each."""
     homes = [home for home, _ in block.worlds] * len(block.algorithms)
     histories = []
     for number, setting in enumerate(settings):
         place = None if out is None else out / f"run-{number:03d}"
         histories.append(
-            run(homes[number], setting.algorithm, rounds, seed=setting.seed, out=place, resume=resume, **how)
+            run(
+                homes[number],
+                setting.algorithm,
+                rounds,
+                seed=setting.seed,
+                out=place,
+                resume=resume,
+                **{**how, **setting.time},
+            )
         )
         if histories[-1].status == "stopped":
             break
@@ -244,8 +265,8 @@ def _joined(join: Callable[[Sequence[jax.Array]], jax.Array], models: Sequence[A
     return eqx.combine(jax.tree.map(lambda *leaves: join(leaves), *arrays), rest[0])
 
 
-def _described(federation: Federation | None, settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """The settings' algorithms with what theory knows of their ends, once for all seeds; none of a large sweep."""
+def _described(federation: Federation | None, settings: Sequence[Setting], cohort: int) -> list[dict[str, Any]]:
+    """The settings' algorithms with what theory knows of starts and ends, once for all seeds; none of a large sweep."""
     distinct = {repr(sorted(setting.labels.items())): setting for setting in reversed(settings)}
     if len(distinct) > _MAX_DESCRIBED:
         return []
@@ -253,8 +274,8 @@ def _described(federation: Federation | None, settings: Sequence[Setting]) -> li
     for setting in reversed(distinct.values()):
         home, described = setting.federation or federation, describe(setting.algorithm)
         assert home is not None
-        ends = find_landmarks(home, setting.algorithm)
-        found.append({"labels": setting.labels, "algorithm": described, "landmarks": ends, **setting.notes})
+        known = {"landmarks": find_landmarks(home, setting.algorithm), **setup_entry(home, described, cohort)}
+        found.append({"labels": setting.labels, "algorithm": described, **known, **setting.notes})
     return found
 
 
@@ -277,6 +298,7 @@ def _merge(
     params = _joined_params([history.params for _, history in parts], order)
     last = table.groupby("setting")["diverged"].last()
     manifest = dict(parts[-1][1].manifest)
+    manifest.pop("setup", None)  # every setting tells its own
     stopped = any(history.status == "stopped" for _, history in parts)
     manifest |= {
         "label": label,
@@ -290,6 +312,6 @@ def _merge(
             name: list(dict.fromkeys(setting.labels[name] for setting in settings)) for name in settings[0].labels
         },
         "algorithm": {"class": type(settings[0].algorithm).__name__},
-        "settings": _described(federation, settings),
+        "settings": _described(federation, settings, manifest["cohort"]),
     }
     return History(table, manifest, params=params, label=label, config=config)

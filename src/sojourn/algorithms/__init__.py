@@ -9,7 +9,9 @@ from sojourn.algorithms.base import Algorithm
 from sojourn.algorithms.fed_ams import FedAMS
 from sojourn.algorithms.fed_lamb import FedLAMB
 from sojourn.algorithms.fedac import FedAc
+from sojourn.algorithms.fedasync import FedAsync
 from sojourn.algorithms.fedavg import FedAvg
+from sojourn.algorithms.fedbuff import FedBuff
 from sojourn.algorithms.fedopt import FedOpt
 from sojourn.algorithms.fedprox import FedProx
 from sojourn.algorithms.local_sgd import LocalSGD
@@ -56,9 +58,14 @@ ALGORITHMS: dict[str, Method] = {
     "fedadagrad": Method(FedOpt, {"optimizer": "adagrad"}, "FedOpt with Adagrad at the server."),
     "fed-ams": Method(FedAMS),
     "fed-lamb": Method(FedLAMB),
+    "fedasync": Method(FedAsync),
+    "fedbuff": Method(FedBuff),
+    "asynchronous-fedavg": Method(
+        FedBuff, {"buffer_size": 1, "staleness_weight": "constant"}, "Every delayed update is applied as it comes."
+    ),
 }
 
 __all__ = [
-    "ACSA", "ALGORITHMS", "Algorithm", "FedAMS", "FedAc", "FedAvg", "FedLAMB", "FedOpt", "FedProx", "LocalACSA",
-    "LocalSGD", "Method", "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SingleMachineSGD",
+    "ACSA", "ALGORITHMS", "Algorithm", "FedAMS", "FedAc", "FedAsync", "FedAvg", "FedBuff", "FedLAMB", "FedOpt",
+    "FedProx", "LocalACSA", "LocalSGD", "Method", "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SingleMachineSGD",
 ]  # fmt: skip

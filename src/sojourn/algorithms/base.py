@@ -72,6 +72,7 @@ class Algorithm(eqx.Module):
     who: ClassVar[Who] = Who.COHORT
     reduce: ClassVar[str] = "mean"
     layerwise: ClassVar[bool] = False  # whether it matters how a model's numbers are divided into arrays
+    asynchronous: ClassVar[bool] = False  # answers are taken one by one, as they come: needs a trace
     plain_descent: ClassVar[bool] = False  # clients take plain gradient steps: its fixed point has a closed form
 
     def __check_init__(self) -> None:
@@ -81,6 +82,14 @@ class Algorithm(eqx.Module):
     def needs_everyone(self) -> bool:
         """Whether the method is only right when all clients take part in every round."""
         return False
+
+    def uploads_per_update(self) -> int:
+        """How many answers an asynchronous method takes to make a new version of its model."""
+        return 1
+
+    def told(self, context: Context) -> Info:
+        """Numbers for the reader about an answer that an asynchronous method takes."""
+        return {}
 
     def init_server(self, x0: Vec) -> Any:
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """Fed-AMS: local AMSGrad steps with the server's denominators.
 
-Chen, Li and Li, FODS 2020 (Local AMSGrad); the baseline of seed 4. Its other baseline, Fed-SGD, is `local-sgd` with
-equal weights (`fedavg` where clients hold equally much).
+Chen, Li and Li, FODS 2020 (Local AMSGrad); the baseline of the Fed-LAMB paper. Its other baseline, Fed-SGD, is
+`local-sgd` with equal weights (`fedavg` where clients hold equally much).
 Paper to code: alpha -> step_size; T -> num_local_steps; beta_1 -> momentum; beta_2 -> second_moment; theta, vhat -> the
 server's x, v; m_i, v_i -> a client's memory; vhat_0 -> initial_second_moment. Model and second moment travel both ways:
 two vectors down, two up. A local epoch is samples per client / batch size steps.

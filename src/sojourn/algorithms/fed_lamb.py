@@ -1,6 +1,7 @@
 """Fed-LAMB: Fed-AMS whose local steps move each layer in proportion to its norm.
 
-Seed 4, Algorithm 1; after LAMB (You et al., ICLR 2020). For every layer l of a client, with p = m / (sqrt(vhat) + eps):
+The Fed-LAMB paper, Algorithm 1; after LAMB (You et al., ICLR 2020). For every layer l of a client, with
+p = m / (sqrt(vhat) + eps):
     u = p + lambda theta,   theta^l = theta^l - alpha phi(||theta^l||) u^l / ||u^l||.
 Paper to code: as in Fed-AMS, whose module says what print leaves open for both; lambda -> weight_decay; phi -> the
 identity, cut off at min_scale and max_scale where they are given (the theory wants bounds, the experiments have none).
@@ -34,6 +35,7 @@ from sojourn.algorithms.amsgrad import (
     warm_start,
 )
 from sojourn.algorithms.base import Algorithm, Context, Exchange, Info
+from sojourn.core.errors import SojournError
 from sojourn.core.layers import Layer, layer_groups, single_leaves
 from sojourn.core.options import choice, count, positive, real
 from sojourn.core.oracle import Oracle
@@ -63,6 +65,10 @@ class FedLAMB(Algorithm):
 
     def __check_init__(self) -> None:
         check_decays(self)
+        low, high = self.min_scale, self.max_scale
+        known = all(isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer) for a in (low, high))
+        if known and bool(jnp.any(low > high)):
+            raise SojournError(f"min_scale = {low} is above max_scale = {high}; phi is kept between them.")
 
     def init_server(self, x0: Vec) -> ModelAndMoment:
         return start_server(self, x0)

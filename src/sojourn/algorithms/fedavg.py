@@ -1,7 +1,7 @@
 """FedAvg: local SGD whose server averages the clients' models by their numbers of samples.
 
-McMahan et al. 2017, Algorithm 1; seed 1, Algorithm 1. With a sampled cohort the weights are N_k over the sum of the
-cohort's N_k (the paper gives no formula for this case).
+McMahan et al. 2017, Algorithm 1; Song et al., Algorithm 1. With a sampled cohort the weights are N_k over the sum of
+the cohort's N_k (the paper gives no formula for this case).
 Paper to code: eta -> step_size, r -> num_local_steps, N_k -> the federation's sizes.
 """
 

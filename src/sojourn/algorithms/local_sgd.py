@@ -9,8 +9,9 @@ uniform: a = rho = 1; exp: a = 1 - eta mu/2, rho = a^K (Lemma 32); coupled: a = 
 Clients keep the sum of their own iterates and send it once, in the closing exchange.
 
 `grad_scale` multiplies every gradient, which is the same as multiplying eta. It is for step sizes copied from a paper
-that scales its gradients: seed 0's Algorithm 1 prints G_i = n grad l for one of a client's n samples (grad_scale = n),
-where its text and proofs need G_i = grad l (1, the default). Never n together with a step size from elsewhere.
+that scales its gradients: Deng and Mahdavi's Algorithm 1 prints G_i = n grad l for one of a client's n samples
+(grad_scale = n), where its text and proofs need G_i = grad l (1, the default). Never n together with a step size from
+elsewhere.
 """
 
 from typing import Any, ClassVar

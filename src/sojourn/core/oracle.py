@@ -95,6 +95,10 @@ class Ledger:
         for kind, number in page.items():
             self.add(kind, number * times)
 
+    def number(self, kind: str) -> Any:
+        """How many calls of a kind there were; traced where loops have traced lengths."""
+        return self._pages[0][kind]
+
     def totals(self) -> jax.Array:
         """The counts in the order of KINDS."""
         counts = Counter(self._pages[0])

@@ -7,6 +7,7 @@ from sojourn.data.cifar10 import load_cifar10
 from sojourn.data.dataset import Dataset, Pixels
 from sojourn.data.digits import load_digits
 from sojourn.data.mnist import load_fashion_mnist, load_mnist
+from sojourn.data.shortened import tinyshakespeare_text, wikitext2_text
 from sojourn.data.text import Text
 from sojourn.data.tinyshakespeare import load_tinyshakespeare
 from sojourn.data.wikitext2 import load_wikitext2
@@ -17,7 +18,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "fashion-mnist": load_fashion_mnist,
     "cifar10": load_cifar10,
 }
-TEXTS: dict[str, Callable[..., Text]] = {"tinyshakespeare": load_tinyshakespeare, "wikitext-2": load_wikitext2}
+TEXTS: dict[str, Callable[..., Text]] = {"tinyshakespeare": tinyshakespeare_text, "wikitext-2": wikitext2_text}
 
 
 def load(name: str) -> Dataset:

@@ -55,6 +55,12 @@ class Dataset:
             )
         if len(self.y_train) == 0:
             raise SojournError(f"data set {self.name!r} has no training samples; at least one is needed.")
+        absent = np.setdiff1d(np.arange(self.num_classes), self.y_train)
+        if absent.size:
+            raise SojournError(
+                f"data set {self.name!r}: class {absent[0]} is missing from the training samples; take more of "
+                "them, or renumber the labels."
+            )
         if self.pixels is not None:
             channels = self.x_train.shape[-1]
             if not {len(self.pixels.mean), len(self.pixels.std)} <= {1, channels} or min(self.pixels.std) <= 0:

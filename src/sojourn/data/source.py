@@ -130,7 +130,7 @@ def read_archive(source: Source, path: Path) -> dict[File, bytes]:
                 if file is not None and stream is not None:
                     found[file] = stream.read()
     except _DAMAGE as error:
-        reason = str(error) or type(error).__name__
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SojournError(f"{path} cannot be read ({reason}); replace it, or remove it to have it fetched.") from error
     for file in source.files:
         if file not in found or hashlib.sha256(found[file]).hexdigest() != file.sha256:

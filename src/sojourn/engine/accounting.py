@@ -61,6 +61,19 @@ def message_shapes(exchange: Exchange, clients: Clients, server: Any, memory: An
     return jax.eval_shape(visit, server, memory, jax.random.key(0))
 
 
+def gradients_of(exchange: Exchange, clients: Clients, server: Any, memory: Any) -> int | None:
+    """How many gradients a client computes in an exchange; None where it differs from visit to visit."""
+    found: list[Any] = []
+
+    def visit(server: Any, memory: Any, key: jax.Array) -> None:
+        oracle = clients.oracle(jnp.zeros((), jnp.int32))
+        exchange.local(exchange.broadcast(server), memory, oracle, key)
+        found.append(oracle.ledger.number("grad") + oracle.ledger.number("full_grad"))
+
+    jax.eval_shape(visit, server, memory, jax.random.key(0))
+    return found[0] if isinstance(found[0], int) else None
+
+
 def wire_of(exchange: Exchange, clients: Clients, server: Any, memory: Any) -> Wire:
     down, up = message_shapes(exchange, clients, server, memory)
     return Wire(_floats(down), _floats(up), _bytes(down), _bytes(up))

@@ -15,7 +15,18 @@ from pydantic import Field
 
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.federation import Clients, Federation
-from sojourn.engine.rounds import Course, Plan, Rows, RunState, answer, evaluate, lost, over_grid, play_round
+from sojourn.engine.rounds import (
+    Course,
+    Plan,
+    Rows,
+    RunState,
+    answer,
+    divisor_at_most,
+    evaluate,
+    lost,
+    over_grid,
+    play_round,
+)
 
 # What those that work side by side hold, clients times settings: on a processor it should stay in cache; an accelerator
 # wants wide operations, and only its memory is a limit.
@@ -41,6 +52,12 @@ class Compiled:
             return 1
         if self.placement == "vmap":
             return cohort
+        return divisor_at_most(cohort, self.side_by_side(federation, cohort, num_settings))
+
+    def side_by_side(self, federation: Federation, cohort: int, num_settings: int = 1) -> int:
+        """How many clients are fastest together."""
+        if self.placement != "auto":
+            return 1 if self.placement == "scan" else cohort
         clients = federation.clients
         if clients.sizes is not None and clients.batch_size is None and _uneven(clients.sizes):
             return 1  # exact answers of unequal clients: side by side, all would wait for the largest

@@ -42,8 +42,9 @@ class RunState(eqx.Module):
 
     server: Any
     memory: Any  # (clients, ...) stacked, () when clients keep nothing
-    round: jax.Array  # rounds finished
+    round: jax.Array  # rounds finished; in virtual time, uploads applied
     root: jax.Array  # the run's root key
+    buffers: Any = ()  # in virtual time: what was sent to those under way, by slot
 
 
 class Row(eqx.Module):

@@ -5,6 +5,9 @@ are (height, width, channels), or (height, width) with one channel.
 
 A builder with an `outline` makes its start together with the clients: after the key it takes their data, and it returns
 a `Prepared` model, which says what was sent. The outline takes no data and makes a model of the same shapes.
+
+LANGUAGE_MODELS are for texts: (size of the vocabulary, key, options) -> a model that maps token numbers (length,) to
+scores (length, vocabulary) of the tokens that follow.
 """
 
 from collections.abc import Callable
@@ -12,6 +15,7 @@ from typing import Any
 
 from sojourn.models.cnn import CNN, cifar_cnn_async, cifar_cnn_lamb, cifar_cnn_large, cifar_cnn_small, mnist_cnn
 from sojourn.models.deep_relu import DeepReLU, deep_relu
+from sojourn.models.lstm import LSTM, lstm
 from sojourn.models.mlp import MLP, mlp
 from sojourn.models.pyramid import Pyramid, pyramid, pyramid_of
 from sojourn.models.resnet import ResNet, ResNet9, resnet9, resnet18, resnet50
@@ -31,9 +35,10 @@ MODELS: dict[str, Callable[..., Any]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
 }
+LANGUAGE_MODELS: dict[str, Callable[..., Any]] = {"lstm": lstm}
 
 __all__ = [
-    "CNN", "MLP", "MODELS", "DeepReLU", "Pyramid", "ResNet", "ResNet9", "WideStart", "cifar_cnn_async",
-    "cifar_cnn_lamb", "cifar_cnn_large", "cifar_cnn_small", "deep_relu", "mlp", "mnist_cnn", "pyramid", "pyramid_of",
-    "resnet9", "resnet18", "resnet50", "wide_pyramid",
+    "CNN", "LANGUAGE_MODELS", "LSTM", "MLP", "MODELS", "DeepReLU", "Pyramid", "ResNet", "ResNet9", "WideStart",
+    "cifar_cnn_async", "cifar_cnn_lamb", "cifar_cnn_large", "cifar_cnn_small", "deep_relu", "lstm", "mlp", "mnist_cnn",
+    "pyramid", "pyramid_of", "resnet9", "resnet18", "resnet50", "wide_pyramid",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 from pydantic import Field
 
+from sojourn.core.signature import options_checked
 from sojourn.models.convolution import Conv2d, max_pool, pooled_size
 from sojourn.models.layers import Dropout, GroupNorm, as_image, image_shape, keys_for
 from sojourn.models.mlp import DropoutRate
@@ -55,6 +56,7 @@ class CNN(eqx.Module):
         return self.dense[-1](x)
 
 
+@options_checked
 def mnist_cnn(input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, dropout: DropoutRate = 0.5) -> Any:
     """Fed-LAMB's CNN for MNIST: 5 x 5 convolutions of 10 and 20 channels, pooled; channels dropped; 50 units."""
     return _cnn(
@@ -63,6 +65,7 @@ def mnist_cnn(input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *,
     )  # fmt: skip
 
 
+@options_checked
 def cifar_cnn_small(
     input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, width_share: WidthShare = 1.0
 ) -> Any:
@@ -71,6 +74,7 @@ def cifar_cnn_small(
     return _cnn("cifar-cnn-small", input_shape, num_classes, key, channels=channels, kernel=5, units=units)
 
 
+@options_checked
 def cifar_cnn_large(
     input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, width_share: WidthShare = 1.0
 ) -> Any:
@@ -79,6 +83,7 @@ def cifar_cnn_large(
     return _cnn("cifar-cnn-large", input_shape, num_classes, key, channels=channels, kernel=3, units=())
 
 
+@options_checked
 def cifar_cnn_async(
     input_shape: tuple[int, ...],
     num_classes: int,

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from sojourn.core.frozen import Frozen
+from sojourn.core.signature import options_checked
 
 
 class DeepReLU(eqx.Module):
@@ -32,6 +33,7 @@ class DeepReLU(eqx.Module):
         return (self.top() if isinstance(self.top, Frozen) else self.top) @ x
 
 
+@options_checked
 def deep_relu(
     input_shape: tuple[int, ...],
     num_classes: int,

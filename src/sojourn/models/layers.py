@@ -1,5 +1,6 @@
 """Parts that several networks share: dropout, group normalisation, the shape of an image."""
 
+import math
 from typing import Any
 
 import equinox as eqx
@@ -39,7 +40,11 @@ class GroupNorm(eqx.Module):
 
     def __init__(self, channels: int, groups: int) -> None:
         if channels % groups:
-            raise SojournError(f"model.groups = {groups} does not divide a layer's {channels} channels; take 1, 2, 4 …")
+            fitting = math.gcd(channels, groups)
+            raise SojournError(
+                f"model.groups = {groups} does not divide a layer's {channels} channels; take {fitting}, or another "
+                "number that does."
+            )
         self.weight = jnp.ones(channels, jnp.result_type(float))
         self.bias = jnp.zeros(channels, jnp.result_type(float))
         self.groups = groups

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from sojourn.core.errors import SojournError
+from sojourn.core.signature import options_checked
 from sojourn.models.layers import Dropout, keys_for
 from sojourn.models.wide_start import IdentityScale, SecondVariance, wide_matrices
 
@@ -36,6 +37,7 @@ Width = Annotated[int, Field(ge=1)]
 DropoutRate = Annotated[float, Field(ge=0, lt=1, description="share of a layer that a training step leaves out")]
 
 
+@options_checked
 def mlp(
     input_shape: tuple[int, ...],
     num_classes: int,

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from sojourn.core.errors import SojournError
+from sojourn.core.signature import options_checked
 from sojourn.models.mlp import Width
 
 
@@ -60,6 +61,7 @@ def pyramid_of(weights: Sequence[jax.Array], gamma: float = 0.5, sharpness: floa
     return Pyramid(tuple(jnp.asarray(w, jnp.result_type(float)) for w in weights), SmoothLeaky(gamma, sharpness))
 
 
+@options_checked
 def pyramid(
     input_shape: tuple[int, ...],
     num_classes: int,

@@ -15,6 +15,7 @@ import jax
 from pydantic import Field
 
 from sojourn.core.errors import SojournError
+from sojourn.core.signature import options_checked
 from sojourn.models.cnn import Groups
 from sojourn.models.convolution import Conv2d, max_pool, mean_pool
 from sojourn.models.layers import GroupNorm, as_image, image_shape
@@ -90,6 +91,7 @@ class ResNet9(eqx.Module):
         return self.last(x.max((0, 1)))
 
 
+@options_checked
 def resnet9(
     input_shape: tuple[int, ...],
     num_classes: int,
@@ -112,6 +114,7 @@ def resnet9(
     return ResNet9(layers, blocks, eqx.nn.Linear(8 * width, num_classes, key=next(keys)))
 
 
+@options_checked
 def resnet18(
     input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, groups: Groups = 32, width: FirstWidth = 64
 ) -> Any:
@@ -119,6 +122,7 @@ def resnet18(
     return _resnet("resnet18", input_shape, num_classes, key, width, (2, 2, 2, 2), groups, bottleneck=False)
 
 
+@options_checked
 def resnet50(
     input_shape: tuple[int, ...], num_classes: int, key: jax.Array, *, groups: Groups = 32, width: FirstWidth = 64
 ) -> Any:

@@ -13,7 +13,7 @@ Paper to code: W_1 -> first, a_0 -> floor, a_0k -> client_floors, N -> the sampl
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 import jax
@@ -24,7 +24,8 @@ from pydantic import Field
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.gaussian_mechanism import epsilon_of, of_several
 from sojourn.core.keys import purpose_key
-from sojourn.core.setup import Prepared, Setup
+from sojourn.core.setup import Prepared, Setup, Use, fingerprint
+from sojourn.core.signature import options_checked
 from sojourn.models.mlp import Width
 from sojourn.models.pyramid import SmoothLeaky, pyramid, pyramid_of
 from sojourn.models.wide_layer_facts import (
@@ -62,10 +63,11 @@ class Protection:
     delta: float
 
     def sensitivities(self, summary: Summary) -> dict[str, float]:
-        """Of each quantity sent: |F - F'|_F, |G - G'|_F, |a - a'| (Weyl), and of the sums of squared norms."""
+        """Of each quantity sent: |F - F'|_F, |G - G'|_F, |a - a'| (both lie between 0 and the shortest row's length, c
+        at most), and of the sums of squared norms."""
         c = self.feature_clip
         shared = {"inputs": self.input_clip**2, "labels": _LABEL_CLIP**2}
-        own = {"features": 2 * c} if summary == "features" else {"gram": math.sqrt(2) * c**2, "floor": 2 * c}
+        own = {"features": 2 * c} if summary == "features" else {"gram": math.sqrt(2) * c**2, "floor": c}
         return {**own, **shared}
 
     def epsilon(self, summary: Summary) -> float | None:
@@ -168,6 +170,7 @@ def _outline(input_shape: tuple[int, ...], num_classes: int, key: jax.Array, **o
     return pyramid(input_shape, num_classes, key, **shared)
 
 
+@options_checked
 def wide_pyramid(
     input_shape: tuple[int, ...],
     num_classes: int,
@@ -227,14 +230,14 @@ def wide_pyramid(
     record = {
         "start": "wide", "summary": summary, **_counted(first, answers), "width": sizes[1],
         "samples": int(known.samples.sum()), "smallest_singular_value": known.floor,
-        "smallest_singular_value_of_a_client": float(known.client_floors.min()), "without_protection": exact,
+        "smallest_singular_value_of_a_client": float(known.client_floors.min()),
         "input_norm": input_norm, "label_norm": label_norm, "loss_bound": known.phi,
         "second_variance": second_variance,
         "identity_scale": IDENTITY_SCALE if identity_scale is None else identity_scale,
-        **_told(protection, summary),
+        **_told(protection, summary, exact),
     }  # fmt: skip
-    sent = {name: int(sum(numbers)) for name, numbers in _wire(first, answers).items()}
-    setup = Setup(**sent, record=record, check=known.check)
+    sent: dict[str, Any] = {name: int(sum(numbers)) for name, numbers in _wire(first, answers).items()}
+    setup = Setup(**sent, record=record, check=known.check, clients=fingerprint(clients))
     model = pyramid_of([jnp.asarray(weight) for weight in weights], gamma, sharpness)
     return WideStart(
         model, setup, known.floor, known.client_floors, exact, input_norm, label_norm, known.error
@@ -258,6 +261,7 @@ class _Known:
     error: float
     log_reduction: float
     protected: bool
+    width: int  # n_1
 
     @property
     def phi(self) -> float:
@@ -269,16 +273,37 @@ class _Known:
         """Conditions that hold say something of steps that the proof allows, and of what the theorem is about."""
         if not isinstance(step_size, float) or step_size > largest:
             return f"not certified: the conditions hold, but only for step sizes up to {largest:.2g}"
-        return "certified, for the squared loss with all clients taking part"
+        return "certified"
 
-    def check(self, algorithm: Mapping[str, Any], batch_size: int | None) -> dict[str, Any]:
-        """The conditions for this method: exact gradients have (72) and (73), batches have (67) and (68)."""
-        if algorithm.get("class") != "FedAvg":
-            return {"verdict": "the theorem is about FedAvg; nothing was checked"}
+    def _outside(self, use: Use) -> str | None:
+        """Why the theorem says nothing of this use, whatever the conditions."""
+        if use.algorithm.get("class") != "FedAvg":
+            return "about FedAvg"
+        if use.loss not in (None, "squared"):
+            return f'about the squared loss, not {use.loss}; set problem.loss = "squared"'
+        if not use.everyone:
+            return "about rounds in which all clients take part"
+        if use.weights == "equal" and np.ptp(self.samples) > 0:
+            return 'about clients that weigh as many samples as they hold; set problem.weights = "size"'
+        return None
+
+    def _no_floor(self) -> str:
+        """Why a_0 or an a_0k is zero."""
+        number, most = int(self.samples.sum()), int(self.samples.max())
+        if self.width < number:
+            return f"the wide layer has {self.width} units for {number} samples ({most} at one client); a_0 is then 0"
+        why = "clipping or noise hides a" if self.protected else "features that depend on each other leave no"
+        return f"{why} positive a_0 or a_0k"
+
+    def check(self, use: Use) -> dict[str, Any]:
+        """The conditions for this use: exact gradients have (72) and (73), batches have (67) and (68)."""
+        outside = self._outside(use)
+        if outside is not None:
+            return {"verdict": f"nothing was checked: the theorem is {outside}"}
+        algorithm, batch_size = use.algorithm, use.batch_size
         steps, layers = int(algorithm["num_local_steps"]), len(self.highs)
         if self.floor == 0 or (batch_size is not None and self.client_floors.min() == 0):
-            why = "clipping or noise hides" if self.protected else "features that depend on each other leave no"
-            return {"verdict": f"not certified: {why} positive a_0 or a_0k"}
+            return {"verdict": f"not certified: {self._no_floor()}"}
         length, product = float(np.linalg.norm(self.norms)), float(np.prod(self.lows))
         floors = [self.floor, float(self.client_floors.min())]
         ratio = 1.0
@@ -300,7 +325,7 @@ class _Known:
                                         phi=self.phi, log_reduction=self.log_reduction, ratio=ratio)  # fmt: skip
         limits = step_limits(found, **sizes, lows=self.lows, num_layers=layers, num_local_steps=steps,
                              error=self.error, ratio=ratio)  # fmt: skip
-        proven = [c for c in conditions if "with" in c.name]
+        proven = [c for c in conditions if c.corrected]
         verdict = "not certified"
         if all(c.holds for c in proven):
             verdict = self._for_this_step(algorithm.get("step_size"), min(limits.values()))
@@ -329,7 +354,7 @@ def _known(
         lows=[float(values[-1]) for values in singular[2:]],
         floor=floor, client_floors=own, activation=activation,
         error=label_norm + float(np.prod(tops)) * input_norm, log_reduction=log_reduction,
-        protected=protected,
+        protected=protected, width=weights[0].shape[1],
     )  # fmt: skip
 
 
@@ -391,10 +416,12 @@ def _counted(first: np.ndarray, answers: Sequence[Answer]) -> dict[str, int]:
     return {f"{name}_of_a_client": max(found) for name, found in wire.items()}
 
 
-def _told(protection: Protection | None, summary: Summary) -> dict[str, Any]:
+def _told(protection: Protection | None, summary: Summary, exact: float) -> dict[str, Any]:
     if protection is None:
         return {}
     return {
+        # for whoever simulates: no server of a real exchange sees it, so take it out of a manifest that is shared
+        "exact_smallest_singular_value": exact,
         "protection": {
             **dataclasses.asdict(protection), "sensitivities": protection.sensitivities(summary),
             "epsilon": protection.epsilon(summary), "for": "one sample replaced, at every client",

@@ -99,6 +99,7 @@ class Condition:
     name: str
     left_log10: float
     right_log10: float
+    corrected: bool = False  # not as the paper prints it
 
     @property
     def holds(self) -> bool:
@@ -107,7 +108,7 @@ class Condition:
     def told(self) -> dict[str, Any]:
         """Plain values for a manifest; what is no number there is None."""
         number = lambda x: round(x, 3) if math.isfinite(x) else None  # noqa: E731
-        return {"condition": self.name, "left_log10": number(self.left_log10),
+        return {"condition": self.name, "corrected": self.corrected, "left_log10": number(self.left_log10),
                 "right_log10": number(self.right_log10), "holds": self.holds}  # fmt: skip
 
 
@@ -134,11 +135,12 @@ def sgd_conditions(
     for form, factor in lifts.items():
         left = _log10(base) + factor
         moved = left - _log10(input_norm)
-        words = "" if form == "printed" else ", with the true S^T"
-        found.append(Condition(f"(67), layers 1 and 2{words}", moved, 0.0))
+        corrected = form == "true"
+        words = ", with the true S^T" if corrected else ""
+        found.append(Condition(f"(67), layers 1 and 2{words}", moved, 0.0, corrected))
         if len(lows):
-            found.append(Condition(f"(67), later layers{words}", moved, _log10(min(lows) / 2)))
-        found.append(Condition(f"(68), features{words}", left, _log10(min(floors) / 2)))
+            found.append(Condition(f"(67), later layers{words}", moved, _log10(min(lows) / 2), corrected))
+        found.append(Condition(f"(68), features{words}", left, _log10(min(floors) / 2), corrected))
     return found
 
 
@@ -153,13 +155,16 @@ def gd_conditions(constants: Constants, *, input_norm: float, num_layers: float,
     steps = 1.5 ** (num_layers - 1) + 2 ** (num_layers - 1) * (num_local_steps - 1)
     rate = constants["rate"]
     found = []
-    for form, factor in {"": total, ", with |f_0 - y| for N": error}.items():
+    for corrected, factor in ((False, total), (True, error)):
+        form = ", with |f_0 - y| for N" if corrected else ""
         path = _log10(2 * factor * steps * input_norm / total) - _log10(rate)
         others = [_log10(np.prod(np.delete(highs, i))) for i in range(len(highs))]
-        found.append(Condition(f"(72), layers 1 and 2{form}", path + max(others[:2]), 0.0))
+        found.append(Condition(f"(72), layers 1 and 2{form}", path + max(others[:2]), 0.0, corrected))
         if len(lows):
-            found.append(Condition(f"(72), later layers{form}", path + max(others[2:]), _log10(min(lows) / 2)))
-        found.append(Condition(f"(73), features{form}", path + others[0] + _log10(input_norm), _log10(floor / 2)))
+            later = path + max(others[2:])
+            found.append(Condition(f"(72), later layers{form}", later, _log10(min(lows) / 2), corrected))
+        features = path + others[0] + _log10(input_norm)
+        found.append(Condition(f"(73), features{form}", features, _log10(floor / 2), corrected))
     return found
 
 

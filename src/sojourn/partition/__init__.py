@@ -2,7 +2,8 @@
 
 Every scheme is called as scheme(labels, num_clients, seed=..., options): it uses a sample at most once, leaves no
 client empty, and depends on nothing but its arguments. The options' ranges and descriptions are in its signature.
-`redealt` makes of any partition one whose samples change hands in every round.
+`redealt` makes of any partition one whose samples change hands in every round. Texts are dealt by TEXT_PARTITIONS,
+called as scheme(tokens, num_clients).
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sojourn.partition.classes import classes
+from sojourn.partition.contiguous import contiguous
 from sojourn.partition.counts import label_counts
 from sojourn.partition.dirichlet import dirichlet
 from sojourn.partition.iid import iid
@@ -28,8 +30,9 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "q-share": q_share,
     "dirichlet": dirichlet,
 }
+TEXT_PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {"contiguous": contiguous}
 
 __all__ = [
-    "PARTITIONS", "Redeal", "Redealt", "classes", "dirichlet", "iid", "label_counts", "mixed", "one_class", "q_share",
-    "redealt", "shards",
+    "PARTITIONS", "TEXT_PARTITIONS", "Redeal", "Redealt", "classes", "contiguous", "dirichlet", "iid", "label_counts",
+    "mixed", "one_class", "q_share", "redealt", "shards",
 ]  # fmt: skip

@@ -15,12 +15,13 @@ from sojourn.problems.catalogue import (
 )
 from sojourn.problems.finite import federation
 from sojourn.problems.gaussian_regression import gaussian_regression
+from sojourn.problems.language import language_model
 from sojourn.problems.population import population
 from sojourn.problems.quadratic import quadratic
 from sojourn.problems.supervised import classification, least_squares, logistic_regression
 
 __all__ = [
     "PROBLEMS", "Problem", "cap_regression", "classification", "federation", "gaussian_regression",
-    "generated_regression", "least_squares", "logistic_regression", "population", "proposition1", "quadratic",
-    "random_quadratic", "theorem1", "theorem2", "theorem3", "three_coordinates", "two_coordinates",
+    "generated_regression", "language_model", "least_squares", "logistic_regression", "population", "proposition1",
+    "quadratic", "random_quadratic", "theorem1", "theorem2", "theorem3", "three_coordinates", "two_coordinates",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from sojourn.problems import instances
 from sojourn.problems.caps import cap_regression_parameters
 from sojourn.problems.gaussian_regression import gaussian_regression
 from sojourn.problems.instances import Instance
+from sojourn.problems.language import language_model
 from sojourn.problems.population import population
 from sojourn.problems.quadratic import quadratic
 from sojourn.problems.supervised import BatchSize, classification, least_squares, logistic_regression
@@ -174,6 +175,7 @@ class Problem:
     build: Callable[..., Federation]
     takes_data: bool = False
     takes_model: bool = False
+    takes_text: bool = False  # its data are a text
 
     def describe(self) -> str:
         return (self.build.__doc__ or "").split("\n")[0]
@@ -183,6 +185,7 @@ PROBLEMS: dict[str, Problem] = {
     "classification": Problem(classification, takes_data=True, takes_model=True),
     "logistic-regression": Problem(logistic_regression, takes_data=True),
     "least-squares": Problem(least_squares, takes_data=True),
+    "language-model": Problem(language_model, takes_data=True, takes_model=True, takes_text=True),
     "quadratic": Problem(random_quadratic),
     "cap-regression": Problem(cap_regression),
     "two-coordinates": Problem(two_coordinates),

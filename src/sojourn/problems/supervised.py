@@ -16,7 +16,7 @@ from pydantic import Field
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation
-from sojourn.core.setup import Prepared, Setup
+from sojourn.core.setup import Prepared, Setup, fingerprint
 from sojourn.data.dataset import Dataset, Pixels
 from sojourn.models.layers import has_dropout
 from sojourn.partition import Redealt, label_counts
@@ -49,17 +49,40 @@ def classification(
     """
     setup = None
     if isinstance(model, Prepared):
-        model, setup = model.model, model.setup
-    sample = jax.ShapeDtypeStruct(data.x_train.shape[1:], jnp.result_type(float))
-    scores = jax.eval_shape(eqx.nn.inference_mode(model), sample)
-    if scores.shape != (data.num_classes,):
-        raise SojournError(f"the model gives scores of shape {scores.shape}; the data have {data.num_classes} classes.")
+        setup = _bound(model.setup, data, clients, loss, weights)
+        model = model.model
+    _check_model(model, data)
     if loss not in _LOSSES:
         raise unknown_name("problem.loss", loss, _LOSSES)
     return _supervised(
         data, clients, _OfScores(_LOSSES[loss]), model, _accuracy, batch_size, weights, "classification",
         stochastic=has_dropout(model), setup=setup,
     )  # fmt: skip
+
+
+def _check_model(model: Any, data: Dataset) -> None:
+    if not callable(model):
+        raise SojournError(f"the model is a {type(model).__name__}; expected one that maps an input to class scores.")
+    shape = data.x_train.shape[1:]
+    try:
+        scores = jax.eval_shape(eqx.nn.inference_mode(model), jax.ShapeDtypeStruct(shape, jnp.result_type(float)))
+    except SojournError:
+        raise
+    except Exception as error:  # whatever a user's model does with an input that it was not made for
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SojournError(f"the model does not take an input of shape {shape}, as the data have: {why}") from error
+    found = getattr(scores, "shape", type(scores).__name__)
+    if found != (data.num_classes,):
+        raise SojournError(f"the model gives scores of shape {found}; the data have {data.num_classes} classes.")
+
+
+def _bound(setup: Setup, data: Dataset, clients: Sequence[np.ndarray], loss: str, weights: str) -> Setup:
+    """The setup of a model that was made together with these clients, and no others."""
+    if isinstance(clients, Redealt):
+        raise SojournError("a model that was made together with its clients needs data that stay; leave redeal out.")
+    if setup.clients not in (None, fingerprint(_parts(data, clients))):
+        raise SojournError("the model was made together with other clients; make it with these, or deal as then.")
+    return dataclasses.replace(setup, problem={"loss": loss, "weights": weights})
 
 
 def logistic_regression(
@@ -109,7 +132,7 @@ def _supervised(
     weights: str, name: str, facts: Facts | None = None, gradient: Any = None, stochastic: bool = False,
     setup: Setup | None = None,
 ) -> Federation:  # fmt: skip
-    sizes = _sizes(clients)
+    sizes = _sizes(data, clients)
     rows = np.concatenate(list(clients))  # gathered once: large data are held twice at most, and once in the end
     groups = clients.groups[rows] if isinstance(clients, Redealt) else None
     if data.pixels is not None:
@@ -141,7 +164,16 @@ def _fixed_labels(data: Dataset, clients: Sequence[np.ndarray]) -> np.ndarray | 
     return label_counts(data.y_train, clients, data.num_classes)
 
 
-def _sizes(clients: Sequence[np.ndarray]) -> np.ndarray:
+def _sizes(data: Dataset, clients: Sequence[np.ndarray]) -> np.ndarray:
+    """How many samples every client holds, by row numbers that exist; one sample may be held by several."""
+    for number, rows in enumerate(clients):
+        rows, most = np.asarray(rows), len(data.y_train)
+        if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
+            raise SojournError(f"client {number} is given as {rows.dtype} of shape {rows.shape}; expected row numbers.")
+        if rows.size and (rows.min() < 0 or rows.max() >= most):
+            raise SojournError(
+                f"client {number} holds the rows {rows.min()} to {rows.max()}; the data have 0 to {most - 1}."
+            )
     sizes = np.array([len(part) for part in clients])
     if len(sizes) == 0 or sizes.min() == 0:
         which = f"client {int(sizes.argmin())} holds no sample" if len(sizes) else "there are no clients"
@@ -150,7 +182,7 @@ def _sizes(clients: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _parts(data: Dataset, clients: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-    _sizes(clients)
+    _sizes(data, clients)
     return [(data.read(data.x_train[rows]), data.y_train[rows]) for rows in clients]
 
 

@@ -5,7 +5,7 @@ the verdict. Test data choose nothing.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -61,7 +61,7 @@ class Curves:
 
     label: str
     step_size: float
-    on_edge: bool  # whether the best step size is the grid's smallest or largest
+    caveat: str  # what is to be known of the choice of the step size; mostly nothing
     rounds: np.ndarray  # (evaluation,)
     floats: np.ndarray
     steps: np.ndarray
@@ -85,14 +85,15 @@ class Contest:
     seeds: Sequence[int]
     participation: int | float | None = None
     evaluations: int = 20
+    eval_every: int | None = None  # in place of a number of evaluations
     tuning_rounds: int | None = None  # None: as many as are played in the end
     one_by_one: bool = False  # one program for tuning and all seeds: for networks whose compilation outlasts their runs
 
     def play(self, contender: Contender, step_size: float | None = None) -> Curves:
         """Chooses the step size, unless it is given, and plays all seeds with it."""
-        on_edge = False
+        caveat = ""
         if step_size is None:
-            step_size, on_edge = self.tune(contender)
+            step_size, caveat = self.tune(contender)
         settings = _settings(contender, [step_size], self.seeds)
         table = self._sweep(contender.label, settings, contender.rounds)
         sums = table[["setting", "floats_down", "floats_up"]].groupby("setting").cumsum()
@@ -109,15 +110,15 @@ class Contest:
         }
         metrics = {name: by_seed[name].to_numpy() for name in METRICS}
         floats, steps = (by_seed[name].max().to_numpy() for name in ("floats", "steps"))  # alike in all seeds
-        return Curves(contender.label, step_size, on_edge, rounds, floats, steps, metrics)
+        return Curves(contender.label, step_size, caveat, rounds, floats, steps, metrics)
 
-    def tune(self, contender: Contender) -> tuple[float, bool]:
-        """The step size of the lowest training loss at the end, and whether it lies on the edge of the grid."""
+    def tune(self, contender: Contender) -> tuple[float, str]:
+        """The step size of the lowest training loss at the end, with a caveat."""
         grid = list(contender.step_sizes)
         if len(grid) == 1:
-            return grid[0], False
-        best = int(self.losses(contender).argmin())
-        return grid[best], best in (0, len(grid) - 1)
+            return grid[0], ""
+        losses = self.losses(contender)
+        return grid[int(losses.argmin())], caveat_of(losses)
 
     def losses(self, contender: Contender) -> np.ndarray:
         """The training loss at the end of the tuning rounds for every step size; infinite where a run diverged."""
@@ -129,7 +130,7 @@ class Contest:
         return np.asarray(losses.reshape(len(contender.step_sizes), -1).mean(axis=1))
 
     def _every(self, rounds: int) -> int:
-        return max(1, rounds // self.evaluations)
+        return self.eval_every or max(1, rounds // self.evaluations)
 
     def _sweep(self, label: str, settings: Sequence[Setting], rounds: int) -> Any:
         how = {"participation": self.participation, "eval_every": self._every(rounds)}
@@ -145,6 +146,21 @@ def _settings(contender: Contender, step_sizes: Sequence[float], seeds: Sequence
     return [
         Setting(contender.make(step), seed, {"step_size": step}, homes[seed]) for step in step_sizes for seed in seeds
     ]
+
+
+def caveat_of(losses: np.ndarray) -> str:
+    """What is to be known of the choice of the lowest of these losses, one for every step size of a grid."""
+    if not np.isfinite(losses).any():
+        return "every step of the grid diverged"
+    return "best step on the edge of the grid" if losses.argmin() in (0, len(losses) - 1) else ""
+
+
+def caveats(curves: Iterable[Curves]) -> str:
+    """An ending of evidence that names the contenders whose step sizes have a caveat."""
+    by_kind: dict[str, list[str]] = {}
+    for course in curves:
+        by_kind.setdefault(course.caveat, []).append(course.label)
+    return "".join(f"; {caveat}: {', '.join(labels)}" for caveat, labels in by_kind.items() if caveat)
 
 
 def chart(
@@ -167,12 +183,16 @@ def chart(
     return Figure(title, spec, note, tuple(claims))
 
 
+def step_shown(course: Curves) -> str:
+    return f"{course.step_size:g}{f' ({course.caveat})' if course.caveat else ''}"
+
+
 def results(title: str, curves: Sequence[Curves]) -> Table:
     """The ends of all contenders: step size, losses, accuracies and what was sent."""
     columns = ("contender", "step size", "training loss", "test accuracy", "its spread over seeds", "numbers sent")
     rows = [
         (
-            course.label, f"{course.step_size:g}{' (edge of grid)' if course.on_edge else ''}",
+            course.label, step_shown(course),
             f"{course.final('loss').mean():.4g}", f"{course.final('test_accuracy').mean():.4f}",
             f"{course.final('test_accuracy').std(ddof=1) if len(course.final('loss')) > 1 else 0:.4f}",
             f"{course.floats[-1]:.3g}",

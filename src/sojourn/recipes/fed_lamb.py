@@ -15,7 +15,7 @@ import numpy as np
 from sojourn.algorithms import FedAMS, FedLAMB, LocalSGD
 from sojourn.core.federation import Federation
 from sojourn.recipes.base import Bench, Claim, Figure, Table, above
-from sojourn.recipes.contest import Contender, Contest, Curves, chart, results, world
+from sojourn.recipes.contest import Contender, Contest, Curves, caveat_of, caveats, chart, results, world
 from sojourn.recipes.trends import all_hold
 
 SGD, AMS, LAMB = "Fed-SGD", "Fed-AMS", "Fed-LAMB"
@@ -69,6 +69,12 @@ class Played:
     weight_decay: float = 0.0
     network: str = ""
     epochs: int = 1
+    weight_decays: int = 1  # among how many Fed-LAMB chose
+
+    @property
+    def choice(self) -> str:
+        """Where Fed-LAMB had more to choose from than the others, for evidence."""
+        return f"; Fed-LAMB chose among {self.weight_decays} lambdas for every step size" * (self.weight_decays > 1)
 
     @property
     def num_seeds(self) -> int:
@@ -93,9 +99,8 @@ class Played:
 
     @property
     def edges(self) -> str:
-        """Which methods' best step sizes lie on the edge of their grids; a caveat for evidence."""
-        names = [name for name, course in self.curves.items() if course.on_edge]
-        return f" (step size on the edge of its grid: {', '.join(names)})" if names else ""
+        """What is to be known of the choice of step sizes, for evidence."""
+        return caveats(self.curves.values())
 
 
 class Tournament:
@@ -108,7 +113,9 @@ class Tournament:
     def contest(self, panel: Panel) -> Contest:
         bench, seeds = self.bench.inside(panel.name), tuple(self.bench.scale["seeds"])
         evaluations = bench.scale.get("evaluations", 20)
-        return Contest(bench, seeds, PARTICIPATION, evaluations, panel.tuning_rounds, one_by_one=panel.one_by_one)
+        return Contest(
+            bench, seeds, PARTICIPATION, evaluations, tuning_rounds=panel.tuning_rounds, one_by_one=panel.one_by_one
+        )
 
     def contender(self, panel: Panel, method: str, label: str = "", **options: Any) -> Contender:
         steps = panel.num_local_steps(self.home(panel, 0))
@@ -128,7 +135,7 @@ class Tournament:
         curves = {method: contest.play(self.contender(panel, method)) for method in (SGD, AMS)}
         curves[LAMB], weight_decay = self._fed_lamb(panel, contest)
         self._homes.clear()
-        return Played(panel.name, curves, weight_decay, panel.network, panel.epochs)
+        return Played(panel.name, curves, weight_decay, panel.network, panel.epochs, len(panel.weight_decays))
 
     def _fed_lamb(self, panel: Panel, contest: Contest) -> tuple[Curves, float]:
         """With the best pair of step size and lambda."""
@@ -140,7 +147,7 @@ class Tournament:
         which, step = divmod(int(losses.argmin()), losses.shape[1])
         chosen = self.contender(panel, LAMB, weight_decay=decays[which])
         course = contest.play(chosen, chosen.step_sizes[step])
-        return dataclasses.replace(course, on_edge=step in (0, losses.shape[1] - 1)), decays[which]
+        return dataclasses.replace(course, caveat=caveat_of(losses[which])), decays[which]
 
 
 # --- claims ------------------------------------------------------------------------------------------------------
@@ -165,7 +172,8 @@ def highest(played: Played, what: str = "test accuracy") -> Claim:
     text = ", ".join(f"{rival} by {by}" for rival, (_, by) in found.items())
     return Claim(
         f"highest-{slug(played.name)}", f"{played.name}: Fed-LAMB ends with the highest {what}.",
-        all_hold(*(holds for holds, _ in found.values())), f"above {text}; {shown(played)}{played.edges}",
+        all_hold(*(holds for holds, _ in found.values())),
+        f"above {text}; {shown(played)}{played.edges}{played.choice}",
         "test accuracy over the last fifth of the rounds, differences of paired seeds, t-interval",
         "above 0 against both", played.num_seeds,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from sojourn.core.keys import root_key
 from sojourn.engine.participation import cohort_size, members
 from sojourn.engine.rounds import RunState, context_of, shares, start, visit_all, visitor
 from sojourn.recipes.base import Bench, Claim, Findings, Recipe, Table, above
-from sojourn.recipes.contest import Curves
+from sojourn.recipes.contest import Curves, step_shown
 from sojourn.recipes.fed_lamb import (
     AMS,
     LAMB,
@@ -93,7 +93,7 @@ def _lengths(leaves: Sequence[jax.Array]) -> jax.Array:
 
 
 def reach_claim(many: tuple[np.ndarray, ...], one: tuple[np.ndarray, ...], num_local_steps: int) -> Claim:
-    """T10: what holds instead of Lemma 1, whose constants (bounds of gradients and of phi) the experiments lack."""
+    """What holds instead of Lemma 1, whose constants (bounds of gradients and of phi) the experiments lack."""
     (moved, bound, _), (single, exact, _) = many, one
     slack, error = float((moved / bound).max()), float(np.abs(single / exact - 1).max())
     return Claim(
@@ -161,7 +161,7 @@ def _readings(tournament: Tournament, panel: Panel, played: Played) -> tuple[Cla
         curves[reading] = contest.play(contender)
     ends_of = {name: Played(name, {LAMB: course}).end(LAMB) for name, course in curves.items()}
     claim = readings_claim(f"{panel.name}, lambda = 0", played.end(AMS), ends_of)
-    rows = [(name, f"{c.step_size:g}{' (edge of grid)' * c.on_edge}", f"{c.final('loss').mean():.4g}",
+    rows = [(name, step_shown(c), f"{c.final('loss').mean():.4g}",
              f"{ends_of[name].mean():.4f}") for name, c in curves.items()]  # fmt: skip
     columns = "reading", "step size", "training loss", "test accuracy, last fifth"
     return claim, Table(f"Readings of Algorithm 1 ({panel.name})", columns, rows)

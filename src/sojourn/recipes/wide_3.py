@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sojourn.recipes.base import Bench, Claim, Findings, Recipe, within
-from sojourn.recipes.contest import Curves, chart, results
+from sojourn.recipes.contest import Curves, caveats, chart, results
 from sojourn.recipes.trends import all_hold
-from sojourn.recipes.wide import IID, MIXED, MLP_FULL, MLP_QUICK, contender, contest_of
+from sojourn.recipes.wide import IID, MIXED, MLP_FULL, MLP_QUICK, Cell, measure
 
 RANDOM, PROPOSED = "random start", "proposed start"
 MARGIN = 0.01
@@ -18,26 +18,15 @@ _WIDE = {"name": "mlp", "hidden": [1000]}
 _MODELS = {RANDOM: _WIDE, PROPOSED: {**_WIDE, "start": "wide"}}
 
 
-def measure(bench: Bench, data: Mapping[str, Any]) -> dict[tuple[str, str], Curves]:
-    contest, name = contest_of(bench), f"{data['name']} " if len(bench.scale["data"]) > 1 else ""
-    return {
-        (start, split): contest.play(contender(f"{name}{start}, {split}", bench.scale, data, model, split))
-        for start, model in bench.scale["models"].items()
-        for split in (IID, MIXED)
-    }
-
-
-def judge(curves: Mapping[tuple[str, str], Curves], data: str) -> Claim:
+def judge(curves: Mapping[Cell, Curves], data: str) -> Claim:
     ends = {cell: course.final("test_accuracy") for cell, course in curves.items()}
     found = {split: within(ends[PROPOSED, split] - ends[RANDOM, split], MARGIN) for split in (IID, MIXED)}
     verdicts = [holds for holds, _ in found.values()]
-    edges = [course.label for course in curves.values() if course.on_edge]
-    note = f"; best step on the edge of the grid: {', '.join(edges)}" if edges else ""
     return Claim(
         f"{data}-starts-equal", f"The final test accuracies of the two starts differ by less than a point, on both "
         f"splits ({data}).",
         all_hold(*verdicts),
-        "; ".join(f"{split}: {text}" for split, (_, text) in found.items()) + note,
+        "; ".join(f"{split}: {text}" for split, (_, text) in found.items()) + caveats(curves.values()),
         "proposed less random, paired differences over seeds, t-interval", f"within {MARGIN} on both sides",
         len(ends[RANDOM, IID]),
     )  # fmt: skip
@@ -76,7 +65,7 @@ RECIPE = Recipe(
         "quick": {**MLP_QUICK, "models": _MODELS},
         "full": {
             **MLP_FULL, "models": _MODELS, "data": ({"name": "mnist"}, {"name": "fashion-mnist"}), "repeats": 5,
-            "evaluations": 10,
+            "rounds": 200, "evaluations": 5,
         },
     },
     carry_out=_carry_out,

@@ -39,8 +39,9 @@ X_TITLES = {
     "floats": "Floats sent (up and down, all clients)",
     "calls": "Oracle calls (all clients)",
     "seconds": "Seconds (without compilation)",
+    "virtual_seconds": "Virtual seconds",
 }
-X_FORMATS = {"round": ",~r", "floats": "~s", "calls": "~s", "seconds": ",~r"}
+X_FORMATS = {"round": ",~r", "floats": "~s", "calls": "~s", "seconds": ",~r", "virtual_seconds": ",~r"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def strokes(runs: Sequence[Run]) -> list[Stroke]:
 def x_axes(runs: Sequence[Run]) -> dict[str, Spec]:
     """The x-axes a reader may choose from, as encodings; one along which nothing was counted is left out."""
     usable = [name for name in X_COLUMNS if name == "round" or any(run.total(name) > 0 for run in runs)]
+    usable.sort(key=lambda name: name != "virtual_seconds")  # the first choice: rounds and uploads do not compare
     return {name: _x_encoding(name) for name in usable}
 
 
@@ -138,7 +140,7 @@ def curve_spec(runs: Sequence[Run], metric: str, drawn: Sequence[Stroke]) -> Spe
         # zeros and round-off below zero have no place on a log scale
         "transform": [{"filter": "indexof(off, datum.run) < 0"}, {"filter": "!logy || datum.value > 0"}],
         "encoding": {
-            "x": _x_encoding("round"),
+            "x": next(iter(x_axes(runs).values())),
             "color": {"field": "run", "type": "nominal", "scale": color, "legend": None},
         },
         "layer": [*_band(rows, y), _line(y, dash), *_theory(rows, y), *_crosses(rows, y), _hover(y, metric)],

@@ -34,7 +34,9 @@ from sojourn.report.runs import (
     shown_runs,
     split,
 )
+from sojourn.report.start import redeal_note, start_html
 from sojourn.report.sweep import sweep_charts
+from sojourn.report.timeline import time_charts, time_html
 from sojourn.report.vectors import vector_charts
 
 MAX_DIFFERENCES = 15  # rows of the table of settings that differ
@@ -90,9 +92,11 @@ def render(
     shown = shown_runs(runs)
     curves, vectors, sweeps = (_curves(shown), _vectors(shown), _sweeps(runs)) if runs else ([], [], [])
     labels = [_Figure(f"labels-{i}", title, spec) for i, (title, spec) in enumerate(label_charts(histories))]
+    times = [_Figure(f"time-{i}", title, spec) for i, (title, spec) in enumerate(time_charts(histories))]
     theory, broken = section_html(shown, metrics_of(shown)) if runs else ("", [])
-    extra = [_section(number, section) for number, section in enumerate([*_theory(theory, broken), *sections])]
-    charts = [*curves, *vectors, *sweeps, *labels, *(entry["figure"] for entry in extra if entry["figure"])]
+    own = [*_theory(theory, broken), *_beginnings(histories)]
+    extra = [_section(number, section) for number, section in enumerate([*own, *sections])]
+    charts = [*curves, *vectors, *sweeps, *labels, *times, *(entry["figure"] for entry in extra if entry["figure"])]
     html = _template().render(
         title=title,
         summary=_summary(runs) if runs else "",
@@ -106,6 +110,8 @@ def render(
         vectors=vectors,
         sweeps=sweeps,
         labels=labels,
+        times=times,
+        time_table=markupsafe.Markup(time_html(histories)),
         sections=extra,
         differences=_differences(histories),
         origins=_origins(histories),
@@ -124,6 +130,16 @@ def _theory(table_html: str, broken: Sequence[str]) -> list[Section]:
         return []
     flag = f"Above a bound that should hold: {', '.join(broken)}. " if broken else ""
     return [Section("Predicted and measured", table_html, flag + overlay_note())]
+
+
+def _beginnings(histories: Sequence[History]) -> list[Section]:
+    """What happened before the first round, and what happens before every one."""
+    made, dealt = start_html(histories), redeal_note(histories)
+    note = "Numbers are over all clients. A start is certified only where the corrected conditions of its theorem hold."
+    return [
+        *([Section("The start, made with the clients", made, note)] if made else []),
+        *([Section("How samples change hands", f"<p>{dealt}</p>")] if dealt else []),
+    ]
 
 
 def _curves(shown: Sequence[Run]) -> list[_Figure]:

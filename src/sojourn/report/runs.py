@@ -16,7 +16,8 @@ import pandas as pd
 from sojourn.core.errors import SojournError
 from sojourn.diagnostics.probes import vector_of
 
-X_COLUMNS = ("round", "floats", "calls", "seconds")  # what a curve can be drawn against; all but `round` accumulate
+# What a curve can be drawn against; all but `round` accumulate.
+X_COLUMNS = ("round", "floats", "calls", "seconds", "virtual_seconds")
 METRIC_TITLES = {
     "test_accuracy": "Test accuracy",
     "test_loss": "Test loss",
@@ -40,6 +41,8 @@ METRIC_TITLES = {
 # The order in which metrics decide who won: what was not trained on, then what theory speaks of, then the rest.
 PREFERENCE = ("test_accuracy", "test_loss", "suboptimality", "distance", "accuracy", "loss")
 COUNTS = ("participants", "samples", "local_steps", "seconds")
+# of every upload in virtual time: shown in pictures of their own
+OF_UPLOADS = ("virtual_seconds", "client", "staleness", "queue", "dropped", "lost", "mixing_weight")
 COUNT_PREFIXES = ("floats_", "bytes_", "calls_")
 MAX_SETTINGS = 12  # a sweep with more settings shows only its best one among the curves
 MAX_CURVES = 24
@@ -96,7 +99,7 @@ class Run:
         return {column: _grid(self.frame, column) for column in X_COLUMNS[1:]}
 
     def curve(self, metric: str) -> pd.DataFrame:
-        """Rows (round, floats, calls, seconds, value, lo, hi) at the evaluated rounds: median and band over seeds.
+        """Rows (X_COLUMNS, value, lo, hi) at the evaluated rounds: median and band over seeds.
 
         The curve stops before the first round at which a seed has no finite value: the median of those who survive
         would look better than the method is.
@@ -238,7 +241,8 @@ def _running(raw: pd.DataFrame, axes: Sequence[str], measured: Sequence[str]) ->
     sums["calls"] = [str(name) for name in raw.columns if str(name).startswith("calls_")]
     for total, parts in sums.items():
         counts[total] = sum((raw[part].fillna(0) for part in parts if part in raw), pd.Series(0, index=raw.index))
-    frame = pd.concat([keys, counts, raw[list(measured)]], axis=1)
+    told = raw["virtual_seconds"] if "virtual_seconds" in raw else pd.Series(0.0, index=raw.index)  # a time, no count
+    frame = pd.concat([keys, counts, told.rename("virtual_seconds"), raw[list(measured)]], axis=1)
     if "diverged" in raw:
         frame["diverged"] = raw["diverged"].fillna(False).astype(bool)
     frame = frame.sort_values("round", kind="stable", ignore_index=True)
@@ -247,7 +251,7 @@ def _running(raw: pd.DataFrame, axes: Sequence[str], measured: Sequence[str]) ->
 
 
 def _is_metric(raw: pd.DataFrame, name: str) -> bool:
-    if name in ("round", "seed", "setting", "diverged", *COUNTS) or name.startswith(COUNT_PREFIXES):
+    if name in ("round", "seed", "setting", "diverged", *COUNTS, *OF_UPLOADS) or name.startswith(COUNT_PREFIXES):
         return False
     return bool(pd.api.types.is_numeric_dtype(raw[name]) and raw[name].notna().any())
 

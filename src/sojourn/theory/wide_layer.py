@@ -1,4 +1,4 @@
-"""Seed 1: FedAvg on a pyramidal network with one wide layer.
+"""Song et al.: FedAvg on a pyramidal network with one wide layer.
 
 Song et al., "FedAvg converges to zero training loss linearly for overparameterized multi-layer neural networks".
 Letters are the paper's, see sojourn.models.wide_layer_facts. Arguments: num_samples N (or N_k), input_norm ||X||_F,
@@ -28,7 +28,7 @@ _SLOPE = ("slope > 0", "slope <= 1")
 
 
 @statement(
-    "Seed 1, Lemma 4, (27)",
+    "Song et al., Lemma 4, (27)",
     kind="lower bound",
     printed="|g_2| >= (1/N_k) sigma_min(F_1) gamma^(L-2) prod_{p>=3} sigma_min(W_p) |f - y|",
     why="(13) and (20) of the main text have gamma^(L-1), which is weaker and holds too.",
@@ -43,7 +43,7 @@ def wide_gradient_floor(
 
 
 @statement(
-    "Seed 1, Lemma 4, (28)",
+    "Song et al., Lemma 4, (28)",
     kind="upper bound",
     printed="|F_l|_F <= |X|_F prod_{p<=l} sigma_max(W_p)",
     test=_TEST + "test_lemma_4_bounds_the_layers",
@@ -54,7 +54,7 @@ def wide_layer_output(*, input_norm: Any, product: Any) -> Any:
 
 
 @statement(
-    "Seed 1, Lemma 4, (29)",
+    "Song et al., Lemma 4, (29)",
     kind="upper bound",
     printed="|grad_{W_l}| <= (1/N_k) |X_k|_F prod_{p != l} sigma_max(W_p) |f - y|",
     requires=("num_samples >= 1",),
@@ -66,7 +66,7 @@ def wide_layer_gradient(*, num_samples: Any, input_norm: Any, other_product: Any
 
 
 @statement(
-    "Seed 1, Lemma 4, (30)",
+    "Song et al., Lemma 4, (30)",
     kind="upper bound",
     status="corrected",
     printed="|g_k| <= (L |X_k|_F / N) prod_l sigma_max(W_l) / prod_l sigma_max(W_l) … |f - y|",
@@ -82,7 +82,7 @@ def wide_gradient_ceiling(*, num_samples: Any, input_norm: Any, num_layers: Any,
 
 
 @statement(
-    "Seed 1, Lemma 4, (31)",
+    "Song et al., Lemma 4, (31)",
     kind="upper bound",
     printed="|F_L(a) - F_L(b)|_F <= sqrt(L) |X|_F prod_l Lam_l / min_l Lam_l |a - b|",
     requires=("num_layers >= 2",),
@@ -94,7 +94,7 @@ def wide_output_lipschitz(*, num_layers: Any, input_norm: Any, gain: Any) -> Any
 
 
 @statement(
-    "Seed 1, Lemma 4, (32)",
+    "Song et al., Lemma 4, (32)",
     kind="upper bound",
     printed="|J_l(a) - J_l(b)|_2 <= sqrt(L) |X|_F R (1 + L beta |X|_F R) |a - b|, R = prod_l max(1, Lam_l)",
     requires=("num_layers >= 2",),
@@ -106,7 +106,7 @@ def wide_jacobian_lipschitz(*, num_layers: Any, input_norm: Any, spread: Any, be
 
 
 @statement(
-    "Seed 1, Lemmas 1 and 7",
+    "Song et al., Lemmas 1 and 7",
     kind="upper bound",
     status="corrected",
     printed="rho = |g~_k| / |g_k| <= L N prod Lam / min Lam / (m gamma^(L-2) prod_{l>=3} lam_l Lam_F)",
@@ -124,7 +124,7 @@ def wide_gradient_ratio(
 
 
 @statement(
-    "Seed 1, Theorem 1, mu'",
+    "Song et al., Theorem 1, mu'",
     kind="identity",
     status="corrected",
     printed="mu' = r / (2N) gamma^(2(L-2)) 4^-(L-1) prod_{l>=3} lam_l^2 a_0^2 (main text); r / (2 N^2) … (66)",
@@ -142,7 +142,7 @@ def wide_rate(
 
 
 @statement(
-    "Seed 1, Corollary 1",
+    "Song et al., Corollary 1",
     kind="upper bound",
     printed="Phi_t <= (1 - mu' eta)^t Phi_0 for FedAvg with exact gradients",
     why="Under (72) and (73) and the step sizes of its proof, see wide_gd_conditions and wide_step_size.",
@@ -155,7 +155,7 @@ def wide_corollary_1(*, rate: Any, step_size: Any, rounds: Any, loss: Any) -> An
 
 
 @statement(
-    "Seed 1, step size of Theorem 1",
+    "Song et al., step size of Theorem 1",
     kind="step size",
     status="corrected",
     printed="eta < min{1/(rho max Q_k), 1/(rho C), 1/mu', 1/(3 rho C' U), (6/7)^(L-1)/(Q rho (2^r - 1)), mu'/(2B)}",
@@ -181,7 +181,7 @@ def wide_step_size(
 
 
 @statement(
-    "Seed 1, Lemma 6",
+    "Song et al., Lemma 6",
     kind="upper bound",
     status="refuted",
     printed="sup_eta S^T <= xi Phi_0 / epsilon with xi = e^(3 rho / (2 mu)), S^2 = 1 + 3 rho C eta",
@@ -196,7 +196,7 @@ def wide_lemma_6(*, ratio_over_mu: Any, loss: Any, target_loss: Any) -> dict[str
 
 
 @statement(
-    "Seed 1, conditions (22), (23) = (67), (68)",
+    "Song et al., conditions (22), (23) = (67), (68)",
     kind="remark",
     status="corrected",
     printed="2 N^1.5 / (L |X| 1.5^(L-1) gain) xi Phi_0/epsilon sqrt(2 Phi_0) <= lam_l/2 (l >= 3), 1 (l <= 2); "
@@ -229,7 +229,7 @@ def wide_sgd_conditions(
 
 
 @statement(
-    "Seed 1, conditions (72), (73)",
+    "Song et al., conditions (72), (73)",
     kind="remark",
     status="corrected",
     printed="2 N (1.5^(L-1) + 2^(L-1) (r-1)) |X| / (r gamma^(2(L-2)) 4^-(L-1) lam^2 a_0^2) prod_{p != l} Lam_p "

@@ -7,10 +7,13 @@ from sojourn.recipes import (
     crossover,
     fed_lamb_2,
     fed_lamb_3,
+    fedasync,
+    fedasync_3,
     lower_bounds,
     outer_step,
     relu_figures,
     relu_theory,
+    stragglers,
     thesis_2_2,
     thesis_4_1,
     thesis_4_2,
@@ -48,6 +51,11 @@ RECIPES: dict[str, Recipe] = {
         fed_lamb_3.RECIPE_3,
         fed_lamb_3.RECIPE_4,
         wide_theory.RECIPE,
+        fedasync.FIGURE_2,
+        fedasync_3.RECIPE,
+        fedasync.FIGURE_4,
+        stragglers.TAILS,
+        stragglers.MIXING,
     )
 }
 

@@ -21,12 +21,13 @@ from sojourn.recipes.trends import bands
 from sojourn.sweeping import Setting
 
 TUNING_SEEDS = (1000,)
-METRICS = ("loss", "accuracy", "test_loss", "test_accuracy")
-Metric = Literal["loss", "accuracy", "test_loss", "test_accuracy"]
-Axis = Literal["rounds", "floats", "steps"]
-_AXES = {"rounds": "round", "floats": "numbers sent and received, all clients", "steps": "local steps of a client"}
+METRICS = ("loss", "accuracy", "test_loss", "test_accuracy", "test_perplexity")  # those that the problem has
+Metric = Literal["loss", "accuracy", "test_loss", "test_accuracy", "test_perplexity"]
+Axis = Literal["rounds", "floats", "steps", "gradients", "seconds"]
+_AXES = {"rounds": "round", "floats": "numbers sent and received, all clients", "steps": "local steps of a client",
+         "gradients": "gradients, all clients", "seconds": "virtual seconds"}  # fmt: skip
 _WORDS = {"loss": "training loss", "accuracy": "training accuracy", "test_loss": "test loss",
-          "test_accuracy": "test accuracy"}  # fmt: skip
+          "test_accuracy": "test accuracy", "test_perplexity": "test perplexity"}  # fmt: skip
 
 
 def world(
@@ -52,7 +53,8 @@ class Contender:
     make: Callable[[float], Algorithm]  # from a step size
     home: Callable[[int], Federation]  # from a seed
     step_sizes: Sequence[float]
-    rounds: int
+    rounds: int  # of an asynchronous method, uploads
+    time: Callable[[int, Algorithm], Mapping[str, Any]] = lambda seed, method: {}  # a trace or devices, from a seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,13 @@ class Curves:
     floats: np.ndarray
     steps: np.ndarray
     metrics: Mapping[str, np.ndarray]
+    gradients: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    times: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))  # (seed, evaluation), virtual
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """Virtual seconds, the mean over seeds."""
+        return np.asarray(self.times.mean(axis=0))
 
     def final(self, metric: Metric, last: int = 1) -> np.ndarray:
         """The mean over the last evaluations, for every seed."""
@@ -100,17 +109,22 @@ class Contest:
         table["floats"] = sums["floats_down"] + sums["floats_up"]
         each = table["local_steps"] / table["participants"].clip(lower=1)  # of one client, in a round
         table["steps"] = each.groupby(table["setting"]).cumsum()
+        table["gradients"] = table["local_steps"].groupby(table["setting"]).cumsum()
+        table["virtual_seconds"] = table.get("virtual_seconds", 0.0)
         seen = table[table["loss"].notna()]  # a run that diverged may have ended early: its rest is nan
         rounds = np.unique([*range(0, contender.rounds, self._every(contender.rounds)), contender.rounds])
         by_seed = {
             name: seen.pivot(index="setting", columns="round", values=name).reindex(
                 range(len(settings)), columns=rounds
             )
-            for name in (*METRICS, "floats", "steps")
+            for name in (*METRICS, "floats", "steps", "gradients", "virtual_seconds")
+            if name in seen
         }
-        metrics = {name: by_seed[name].to_numpy() for name in METRICS}
-        floats, steps = (by_seed[name].max().to_numpy() for name in ("floats", "steps"))  # alike in all seeds
-        return Curves(contender.label, step_size, caveat, rounds, floats, steps, metrics)
+        metrics = {name: by_seed[name].to_numpy() for name in METRICS if name in by_seed}
+        # alike in all seeds, but for what was thrown away or lost in virtual time
+        floats, steps, gradients = (by_seed[name].max().to_numpy() for name in ("floats", "steps", "gradients"))
+        times = by_seed["virtual_seconds"].to_numpy()
+        return Curves(contender.label, step_size, caveat, rounds, floats, steps, metrics, gradients, times)
 
     def tune(self, contender: Contender) -> tuple[float, str]:
         """The step size of the lowest training loss at the end, with a caveat."""
@@ -143,8 +157,11 @@ class Contest:
 def _settings(contender: Contender, step_sizes: Sequence[float], seeds: Sequence[int]) -> list[Setting]:
     """Every step size on every seed, all on one federation per seed."""
     homes = {seed: contender.home(seed) for seed in seeds}
+    made = {step: contender.make(step) for step in step_sizes}
     return [
-        Setting(contender.make(step), seed, {"step_size": step}, homes[seed]) for step in step_sizes for seed in seeds
+        Setting(made[step], seed, {"step_size": step}, homes[seed], time=contender.time(seed, made[step]))
+        for step in step_sizes
+        for seed in seeds
     ]
 
 

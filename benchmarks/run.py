@@ -168,14 +168,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="rows to measure; sojourn is always among them")
     parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, help="measure these alone, and keep the rest")
     parser.add_argument("--memory", action="store_true", help="measure peak memory alone, and keep the rest")
+    parser.add_argument("--asynchronous", action="store_true", help="measure virtual time alone, and keep the rest")
     parser.add_argument("--figure", action="store_true", help="measure figure 5.1a alone, and keep the rest")
     chosen = parser.parse_args()
-    if chosen.figure or chosen.memory or chosen.workloads:
+    if chosen.figure or chosen.memory or chosen.asynchronous or chosen.workloads:
         record = json.loads((HERE / "results.json").read_text())
         if chosen.figure:
             record["figure"] = figure()
         if chosen.memory:
             record["memory"] = _own("memory.py")
+        if chosen.asynchronous:
+            record["asynchronous"] = _own("asynchronous.py")
         if chosen.workloads:
             record["results"] |= contest(chosen.workloads, chosen)
             record["results"] = {name: record["results"][name] for name in WORKLOADS if name in record["results"]}
@@ -188,6 +191,7 @@ def main() -> None:
             "results": results,
             "sweep": _own("sweep.py"),
             "memory": _own("memory.py"),
+            "asynchronous": _own("asynchronous.py"),
             "figure": figure(),
         }
     (HERE / "results.json").write_text(json.dumps(record, indent=1))
@@ -233,6 +237,7 @@ def write_readme(record: dict[str, Any]) -> None:
         f"{figured['whole_seconds']:.0f} s as a command in a new process (aim: 60).",
         "",
         *memory_lines(record.get("memory", {})),
+        *asynchronous_lines(record.get("asynchronous", {})),
     ]  # fmt: skip
     page.write_text(before + "\n".join(body) + "<!-- end -->" + after)
 
@@ -247,6 +252,22 @@ def memory_lines(found: dict[str, dict[str, float]]) -> list[str]:
         "|---|---|---|",
     ]
     lines += [f"| {name} | {of['scan']:.2f} | {of['vmap']:.2f} |" for name, of in found.items()]
+    return [*lines, ""]
+
+
+def asynchronous_lines(found: dict[str, dict[str, float]]) -> list[str]:
+    if not found:
+        return []
+    lines = [
+        "### Virtual time",
+        "",
+        "| FedAsync replayed | µs per gradient | relative to synchronous rounds | one at a time, relative to it |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {of['microseconds']:.3g} | {of['to_rounds']:.2f} | {of['one_by_one']:.1f} |"
+        for name, of in found.items()
+    ]
     return [*lines, ""]
 
 

@@ -58,7 +58,7 @@ def by_id(claims: Any) -> dict[str, Claim]:
 def course(label: str, accuracy: np.ndarray, vectors: int) -> Curves:
     rounds = np.arange(0, 41, 2)
     metrics = {"test_accuracy": accuracy, "loss": 1 - accuracy}
-    return Curves(label, 0.1, False, rounds, 1000.0 * vectors * rounds, rounds, metrics)
+    return Curves(label, 0.1, "", rounds, 1000.0 * vectors * rounds, rounds, metrics)
 
 
 def played(

@@ -129,7 +129,7 @@ def _replay(
     def work(client: jax.Array, task: jax.Array, down: Any, memory: Any) -> Any:
         return visitor(exchange, clients, down, jax.random.fold_in(state.root, task))(client, memory)
 
-    def apply(carry: Any, lane: Any) -> Any:
+    def apply(evaluating: bool, carry: Any, lane: Any) -> Any:
         server, buffers, gone = carry
         up, info, calls, wave = lane
         real = wave.number >= 0
@@ -137,11 +137,12 @@ def _replay(
         server = _either(real, exchange.aggregate(server, up, context), server)
         put = lambda a, b: jax.lax.dynamic_update_index_in_dim(a, b, wave.write, 0)  # noqa: E731
         buffers = jax.tree.map(put, buffers, exchange.broadcast(server))
-        evaluated = real & course.evaluates(wave.number + 1)
-        measured = jax.lax.cond(evaluated, metrics, lambda s: jax.tree.map(jnp.full_like, unseen, unseen), server)
+        measured, evaluated = unseen, real & course.evaluates(wave.number + 1)
+        if evaluating:
+            measured = jax.lax.cond(evaluated, metrics, lambda s: unseen, server)
         gone = gone | (real & (~(norm(algorithm.model(server)) <= course.limit) | lost(measured, evaluated)))
         row = Row(jnp.ones(1, jnp.int32), calls, {**info, **algorithm.told(context)}, gone)
-        return (server, buffers, gone), (Rows(row, measured), jnp.where(real, wave.number - first, _CAPACITY))
+        return (server, buffers, gone), Rows(row, measured)
 
     def metrics(server: Any) -> dict[str, jax.Array]:
         return evaluate(algorithm, clients, plan, dataclasses.replace(state, server=server, buffers=()))
@@ -158,23 +159,27 @@ def _replay(
         ups, mine, info, calls, _ = found
         home = jnp.where(wave.number >= 0, wave.client, clients.num_clients)
         memory = jax.tree.map(lambda a, new: a.at[home].set(new, mode="drop"), memory, mine)
-        (server, buffers, gone), (rows, places) = jax.lax.scan(
-            apply, (server, buffers, jnp.zeros((), bool)), (ups, info, calls, wave)
+        # most waves evaluate nothing: these run without asking lane by lane
+        wanted = jnp.any((wave.number >= 0) & course.evaluates(wave.number + 1))
+        through = lambda evaluating: lambda *given: jax.lax.scan(functools.partial(apply, evaluating), *given)  # noqa: E731
+        carry = server, buffers, jnp.zeros((), bool)
+        (server, buffers, gone), rows = jax.lax.cond(
+            wanted, through(True), through(False), carry, (ups, info, calls, wave)
         )
-        return server, memory, buffers, rows, places, gone
+        return server, memory, buffers, rows, wave.number, gone
 
     def body(carry: Any) -> Any:
         number, server, memory, buffers, rows, done, _ = carry
-        server, memory, buffers, new, places, gone = play(number, server, memory, buffers)
-        rows = jax.tree.map(lambda a, b: a.at[places].set(b), rows, new)
-        done = done + jnp.sum(places < _CAPACITY, dtype=jnp.int32)
-        return number + 1, server, memory, buffers, rows, done, gone
+        server, memory, buffers, new, lanes, gone = play(number, server, memory, buffers)
+        # the rows of empty lanes are those of the next wave, which writes over them
+        rows = jax.tree.map(lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, done, 0), rows, new)
+        return number + 1, server, memory, buffers, rows, done + jnp.sum(lanes >= 0, dtype=jnp.int32), gone
 
     shapes = jax.eval_shape(metrics, state.server)
     unseen = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
     zero = jnp.zeros((), jnp.int32)
     row_shapes = jax.eval_shape(play, zero, state.server, state.memory, state.buffers)[3]
-    rows = jax.tree.map(lambda a: jnp.zeros((_CAPACITY + 1, *a.shape[1:]), a.dtype), row_shapes)
+    rows = jax.tree.map(lambda a: jnp.zeros((_CAPACITY + plan.width, *a.shape[1:]), a.dtype), row_shapes)
     going = lambda carry: (carry[0] < num_waves) & ~carry[-1]  # noqa: E731
     start = (zero, state.server, state.memory, state.buffers, rows, zero, jnp.zeros((), bool))
     _, server, memory, buffers, rows, done, _ = jax.lax.while_loop(going, body, start)

@@ -1,7 +1,8 @@
 """FedAsync replayed in virtual time, against rounds of the compiled engine and against one upload at a time in Python.
 
-W1: ten local steps on batches of ten, softmax regression, a hundred clients. Synchronous rounds ask ten of them; the
-trace keeps `busy` of them at work with lognormal times. Cost is per local gradient, without evaluation and compilation.
+W1: ten local steps on batches of ten, softmax regression, a hundred clients. Synchronous rounds are FedProx, whose local
+problem is the same, and ask ten clients; the trace keeps `busy` of them at work with lognormal times. Cost is per local
+gradient, without evaluation and compilation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import statistics
 from typing import Any
 
 import sojourn as sj
-from contender import build, method
+from contender import build
 from sojourn import traces
 from workloads import WORKLOADS
 
@@ -27,7 +28,8 @@ def measure(name: str, busy: int, uploads: int) -> dict[str, float]:
     federation, steps = build(workload, "best"), workload.num_local_steps
     devices = traces.Devices(traces.Lognormal())
     trace = traces.busy(workload.num_clients, uploads, devices, traces.Work(steps), concurrency=busy)
-    fedasync = sj.algorithms.FedAsync(workload.step_size, steps)
+    local = {"step_size": workload.step_size, "num_local_steps": steps, "proximal_weight": 0.005}
+    fedasync, fedprox = sj.algorithms.FedAsync(**local), sj.algorithms.FedProx(**local)
     quiet: dict[str, Any] = {"eval_every": uploads, "progress": False}
     rounds, cohort = uploads // workload.cohort_size, workload.cohort_size
 
@@ -35,7 +37,7 @@ def measure(name: str, busy: int, uploads: int) -> dict[str, float]:
         return seconds(sj.run(federation, fedasync, uploads, trace=trace, **quiet), uploads * steps)
 
     def in_rounds() -> float:
-        history = sj.run(federation, method(workload), rounds, participation=cohort, **quiet)
+        history = sj.run(federation, fedprox, rounds, participation=cohort, **quiet)
         return seconds(history, uploads * steps)
 
     def one_by_one() -> float:

@@ -138,15 +138,15 @@ class FiniteData(Objective):
         """The loss and the means of what is measured: they share the model's answers, which are most of the work."""
 
         def of_row(row: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return self.loss(x, _one(row)), {} if self.measure is None else self.measure(x, _one(row))
+            return self.loss(x, one_row(row)), {} if self.measure is None else self.measure(x, one_row(row))
 
-        return _blockwise(of_row, rows, scale, self.evaluation_rows)
+        return blockwise(of_row, rows, scale, self.evaluation_rows)
 
     def _rows_at(self, places: jax.Array) -> Any:
         return _take(self.rows, places if self.order is None else _take(self.order, places))
 
     def _row_loss(self, x: Any) -> Callable[[Any], jax.Array]:
-        return lambda row: self.loss(x, _one(row))
+        return lambda row: self.loss(x, one_row(row))
 
     def _scale(self, weights: jax.Array | None) -> jax.Array:
         """What each row weighs in the objective."""
@@ -188,11 +188,11 @@ def _take(rows: Any, index: jax.Array) -> Any:
     return jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), rows)
 
 
-def _one(row: Any) -> Any:
+def one_row(row: Any) -> Any:
     return jax.tree.map(lambda a: a[None], row)
 
 
-def _blockwise(row_values: Callable[[Any], Any], rows: Any, scale: jax.Array | None, block_rows: int) -> Any:
+def blockwise(row_values: Callable[[Any], Any], rows: Any, scale: jax.Array | None, block_rows: int) -> Any:
     """The means of (first, others) over all rows, block by block; with a scale, the sum of scale * first instead."""
     total = len(jax.tree.leaves(rows)[0])
 
@@ -270,11 +270,11 @@ def federation_of_rows(
     rebuild = _Rebuild(rest_of_model)
     if stochastic and batch_size is None:
         raise SojournError("the loss is random (the model has dropout), but exact gradients have none; set batch_size.")
-    on_model, one_row = _OnModel(loss, rebuild), jax.tree.map(lambda a: _default_precision(a[:1]), rows)
-    check_loss(on_model, arrays, one_row)
+    on_model, sample = _OnModel(loss, rebuild), jax.tree.map(lambda a: _default_precision(a[:1]), rows)
+    check_loss(on_model, arrays, sample)
     if stochastic:
-        check_loss(on_model, arrays, one_row, jax.random.split(root_key(0), 1))
-    numbers = _numbers_of_a_row(on_model, arrays, one_row)
+        check_loss(on_model, arrays, sample, jax.random.split(root_key(0), 1))
+    numbers = _numbers_of_a_row(on_model, arrays, sample)
     equal = bool((sizes == sizes[0]).all())
     objective = FiniteData(
         rows=jax.tree.map(lambda a: jnp.asarray(_default_precision(a)), rows),
@@ -288,8 +288,8 @@ def federation_of_rows(
         measure=None if metrics is None else _OnModel(metrics, rebuild),
         equal_size=int(sizes[0]) if equal else None,
         stochastic=stochastic,
-        evaluation_rows=_rows_within(_EVALUATION_ROWS, _EVALUATION_NUMBERS, numbers),
-        whole_rows=_rows_within(_WHOLE_ROWS, _WHOLE_NUMBERS, numbers),
+        evaluation_rows=rows_within(_EVALUATION_ROWS, _EVALUATION_NUMBERS, numbers),
+        whole_rows=rows_within(_WHOLE_ROWS, _WHOLE_NUMBERS, numbers),
         numbers_of_a_row=numbers,
         redeal=None if groups is None else _redeal(groups),
     )
@@ -347,7 +347,7 @@ def _numbers_of_a_row(loss: Loss, arrays: Any, row: Any) -> int:
     return max((more - less for less, more in zip(two, three, strict=True)), default=0)
 
 
-def _rows_within(most: int, numbers: int, numbers_of_a_row: int) -> int:
+def rows_within(most: int, numbers: int, numbers_of_a_row: int) -> int:
     """How many rows may be looked at together: a power of two, `most` unless their largest array would be too large."""
     return min(most, 1 << max(0, (numbers // max(1, numbers_of_a_row)).bit_length() - 1))
 

@@ -24,7 +24,7 @@ from sojourn.core.keys import purpose_key, uniform_index
 from sojourn.core.vec import Vec, norm
 from sojourn.data.text import Text
 from sojourn.models.layers import has_dropout
-from sojourn.problems.finite import FiniteData, _blockwise, _one, _rows_within, federation_of_rows
+from sojourn.problems.finite import FiniteData, blockwise, federation_of_rows, one_row, rows_within
 
 _WINDOWS_AT_ONCE = 64  # of one block of a pass: enough for the products of each step to be worth their call
 _NUMBERS_AT_ONCE = 1 << 23  # and in their scores
@@ -67,7 +67,7 @@ def language_model(
     finite = made.clients.objective
     assert isinstance(finite, FiniteData)
     fields = {field.name: getattr(finite, field.name) for field in dataclasses.fields(finite)}
-    together = _rows_within(_WINDOWS_AT_ONCE, _NUMBERS_AT_ONCE, finite.numbers_of_a_row)
+    together = rows_within(_WINDOWS_AT_ONCE, _NUMBERS_AT_ONCE, finite.numbers_of_a_row)
     objective = Stretches(
         **{**fields, "evaluation_rows": together, "whole_rows": together},
         tokens=jnp.asarray(stretches),
@@ -86,7 +86,11 @@ class Stretches(FiniteData):
         window, length = self.rows.shape[1], self.tokens.shape[1]
         assert self.equal_size is not None
         first = view[0] // self.equal_size * length  # of the client's stretch among all tokens
-        starts = first + uniform_index(key, (num_batches, batch_size, 1), length - window + 1)
+        shape, choices = (num_batches, batch_size, 1), length - window + 1
+        if choices < 2**16:
+            starts = first + uniform_index(key, shape, choices)
+        else:  # float32 has too few bits to choose among so many
+            starts = first + jax.random.randint(key, shape, 0, choices, jnp.int32)
         places = starts + jnp.arange(window, dtype=jnp.int32)
         windows = self.tokens.reshape(-1).at[places].get(mode="promise_in_bounds")
         if not self.stochastic:
@@ -117,10 +121,10 @@ class Stretches(FiniteData):
 
         def of_row(row: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
             assert self.measure is not None
-            measured = dict(self.measure(x, _one(row)))
+            measured = dict(self.measure(x, one_row(row)))
             return measured.pop("loss"), measured
 
-        return _blockwise(of_row, rows, scale, self.evaluation_rows)
+        return blockwise(of_row, rows, scale, self.evaluation_rows)
 
     def _blocks(self, view: Any) -> jax.Array:
         return (view[1] + self.whole_rows - 1) // self.whole_rows

@@ -1,8 +1,8 @@
 """FedAsync replayed in virtual time, against rounds of the compiled engine and against one upload at a time in Python.
 
-W1: ten local steps on batches of ten, softmax regression, a hundred clients. Synchronous rounds are FedProx, whose local
-problem is the same, and ask ten clients; the trace keeps `busy` of them at work with lognormal times. Cost is per local
-gradient, without evaluation and compilation.
+W1: ten local steps on batches of ten, softmax regression, a hundred clients. Synchronous rounds are FedProx, whose
+local problem is the same, and ask ten clients; the trace keeps `busy` of them at work with lognormal times. Cost is per
+local gradient, without evaluation and compilation.
 """
 
 from __future__ import annotations

@@ -147,10 +147,10 @@ _PAPER = {"num_clients": 100, "cohort": 10, "step_sizes": STEP_SIZES, "repeats":
 _SKEW = "the others hold random samples"
 MLP_FULL = {
     **_PAPER, "data": ({"name": "mnist"},), "skewed_share": 0.7, "batch_size": 10, "num_local_steps": 10,
-    "rounds": 300, "tuning_rounds": 100, "evaluations": 10,
+    "rounds": 200, "tuning_rounds": 50, "evaluations": 5,
 }  # fmt: skip
 MLP_QUICK = {
-    **MLP_FULL, "data": ({"name": "digits"},), "num_clients": 20, "cohort": 4, "rounds": 200, "evaluations": 20,
+    **MLP_FULL, "data": ({"name": "digits"},), "num_clients": 20, "cohort": 4, "tuning_rounds": 100, "evaluations": 20,
     "scaled": "8 x 8 digits in place of MNIST, 20 clients of which 4 take part, 200 rounds",
 }  # fmt: skip
 CIFAR_FULL = {
@@ -213,7 +213,7 @@ WIDE_4 = Recipe(
     source="FedAvg on networks with one wide layer, figure 4",
     about="MNIST over 100 clients, 10 sampled per round; ReLU networks of 32 and 1000 hidden units, batches of 10, 10 "
     f"local steps; on the non-iid split seven clients of ten hold two labels each, {_SKEW}. Filled in: steps tuned on "
-    f"{STEP_SIZES} by the training loss after 100 rounds on a seed of its own, 300 rounds, ten runs, no momentum. "
+    f"{STEP_SIZES} by the training loss after 50 rounds on a seed of its own, 200 rounds, ten runs, no momentum. "
     "Quick: the 8 x 8 digits over 20 clients of which 4 take part, 200 rounds. Full takes about 0.14 processor "
     "seconds a round and 2.7 an evaluation of the wide network: about half an hour on two cores.",
     scales={"quick": {**MLP_QUICK, "models": _MLPS}, "full": {**MLP_FULL, "models": _MLPS}},

@@ -37,7 +37,7 @@ def panel(**changes: float) -> dict[str, bool | None]:
             found[weighting, 16, mixing] = course(level["stale"], level["stale_start"], fall, seed=3 + number)
     if changes.get("differ"):
         found[HINGE, 4, 0.6] = course(level["fresh"], seed=9)
-    return {claim.id: claim.holds for claim in fedasync.judge(KIND, rivals, found)}
+    return {claim.id: claim.holds for claim in fedasync.judge(KIND, rivals, found, 4.0)}
 
 
 def test_all_claims_of_a_panel_can_hold() -> None:
@@ -60,6 +60,13 @@ def test_each_claim_of_a_panel_can_fail(change: dict[str, float], claim: str) ->
     assert found[claim] is not True and sum(verdict is not True for verdict in found.values()) <= 2
 
 
+def test_a_claim_that_the_numbers_rule_out_is_not_made() -> None:
+    """Const and Hinge only coincide where no staleness exceeds the threshold."""
+    rivals = {AVG: course(0.8), SGD: course(0.8)}
+    found = {(w, s, 0.6): course(0.8) for w in WEIGHTINGS for s in (4, 16)}
+    assert "const-is-hinge" not in {claim.id for claim in fedasync.judge(KIND, rivals, found, 2.0)}
+
+
 def ends(value: float, seed: int = 0) -> np.ndarray:
     return value + np.random.default_rng(seed).normal(0, 1e-3, SEEDS)
 
@@ -80,25 +87,29 @@ def test_staleness_is_judged_in_both_directions() -> None:
 
 
 def test_tails_are_judged_in_both_directions() -> None:
+    there = lambda value, reached=True: (ends(value), np.full(SEEDS, reached))  # noqa: E731
     times = {
-        5.0: {"FedAvg": ends(100.0), "FedAsync": ends(80.0), "FedBuff": ends(90.0)},
-        1.2: {"FedAvg": ends(400.0), "FedAsync": ends(100.0), "FedBuff": ends(110.0)},
+        5.0: {"FedAvg": there(100.0), "FedAsync": there(80.0), "FedBuff": there(90.0)},
+        1.2: {"FedAvg": there(400.0), "FedAsync": there(100.0), "FedBuff": there(110.0)},
     }
     assert all(claim.holds for claim in stragglers.judge(times, 0.8))
-    slow = {**times, 1.2: {**times[1.2], "FedAsync": ends(500.0)}}
+    slow = {**times, 1.2: {**times[1.2], "FedAsync": there(500.0)}}
     verdicts = {claim.id: claim.holds for claim in stragglers.judge(slow, 0.8)}
     assert verdicts["fedasync-sooner"] is False and verdicts["fedasync-gains-with-the-tail"] is False
     assert verdicts["fedbuff-sooner"]
-    never = {**times, 1.2: {**times[1.2], "FedAvg": np.full(SEEDS, np.inf)}}
-    assert {c.holds for c in stragglers.judge(never, 0.8)} == {None}, "what was never reached is not decided"
+    never = {**times, 1.2: {**times[1.2], "FedAvg": there(400.0, False)}}
+    assert all(c.holds for c in stragglers.judge(never, 0.8)), "FedAvg takes longer still"
+    lost = {**times, 1.2: {**times[1.2], "FedBuff": there(110.0, False)}}
+    assert {c.holds for c in stragglers.judge(lost, 0.8) if "fedbuff" in c.id} == {None}, "not decided"
 
 
 def test_the_time_to_an_accuracy_is_the_first_evaluation_that_has_it() -> None:
     curve = course(0.9, 0.0)
-    found = stragglers.time_to(curve, 0.5)
+    found, reached = stragglers.time_to(curve, 0.5)
     first = np.argmax(curve.metrics["test_accuracy"] >= 0.5, axis=1)
     np.testing.assert_array_equal(found, curve.times[0][first])
-    assert np.isinf(stragglers.time_to(curve, 0.99)).all()
+    whole, never = stragglers.time_to(curve, 0.99)
+    assert reached.all() and not never.any() and (whole == curve.times[:, -1]).all()
 
 
 def test_mixing_is_judged_in_both_directions() -> None:

@@ -185,6 +185,7 @@ def test_the_share_of_work_is_that_of_the_tasks() -> None:
     alone = traces.busy(4, 300, traces.Devices(traces.Constant(2.0)), concurrency=1, choice="round-robin")
     np.testing.assert_allclose(alone.busy(), 0.25, atol=0.01)
     np.testing.assert_allclose(traces.busy(4, 300, concurrency=4).busy(), 1.0)
+    assert traces.uniform_staleness(2, 100, max_staleness=16).busy().max() <= 1, "who is in two places works once"
 
 
 def test_a_busy_server_makes_uploads_wait() -> None:
@@ -204,17 +205,36 @@ def test_synchronous_rounds_wait_for_the_slowest() -> None:
     away = traces.RoundClock(traces.Devices(traces.Constant(2.0), availability=traces.DayNight(10.0, 0.5)), 3, 1)
     assert away.play([np.arange(3)], [1]) > 2.0, "whoever is away is waited for"
     never = traces.RoundClock(traces.Devices(traces.Constant(6.0), availability=traces.DayNight(10.0, 0.5)), 3, 1)
-    assert never.play([np.arange(3)], [1]) == math.inf
+    with pytest.raises(SojournError, match="client 0 is never there long enough for its 1 steps"):
+        never.play([np.arange(3)], [1])
 
 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
         (lambda: traces.busy(10, 5, concurrency=0), "concurrency = 0 does not fit; expected a whole number at least 1"),
-        (lambda: traces.busy(10, 5, concurrency=11), "concurrency = 11 is more than the 10 clients"),
+        (
+            lambda: traces.busy(10, 5, concurrency=11),
+            "is more than the 10 clients there are; lower it",
+        ),
         (lambda: traces.busy(10, 5, dropout=1.0), "dropout = 1.0"),
         (lambda: traces.busy(10, 5, timeout=0.0), "timeout = 0.0"),
-        (lambda: traces.busy(10, 5, timeout=0.5), "none is accepted any more"),
+        (lambda: traces.busy(10, 5, timeout=0.5), "none is accepted any more; of the last tasks most were timed out"),
+        (lambda: traces.busy(10, 5, traces.Devices(traces.Pareto(tail=0.05))), "lost in rounding"),
+        (lambda: traces.busy(10, 5, choice="weighted"), "a positive weight for every client"),
+        (lambda: traces.busy(0, 5), "num_clients = 0 is out of range"),
+        (lambda: traces.busy(10, "5"), "uploads = '5' is out of range"),
+        (lambda: traces.busy(10, 5, traces.Pareto()), "are no devices"),
+        (lambda: traces.Devices(2.0), "devices.clock is 2.0"),
+        (lambda: traces.Constant(-1.0), "Constant.seconds = -1.0 does not fit"),
+        (lambda: traces.DayNight(share=-1.0), "DayNight.share = -1.0"),
+        (lambda: traces.Pareto(tail=0.0), "Pareto.tail = 0.0"),
+        (lambda: traces.Work(1, 0), "uploads_per_update = 0 is out of range"),
+        (lambda: traces.busy(5, 5).until(0), "not 0; make a longer one"),
+        (lambda: traces.busy(5, 5).save("trace.json"), "does not end in .csv or .parquet"),
+        (lambda: traces.Trace(tasks(applied=[1.0, math.inf]), 3), "column applied holds what is no finite number"),
+        (lambda: traces.Trace(tasks(client=["a", "b"]), 3), "column client holds what is no finite number"),
+        (lambda: traces.Trace(tasks(arrived=[1.0, 5.0]), 3), "task 1 starts at 0.5"),
         (lambda: traces.busy(10, 5, traces.Devices(traces.Constant(0.0))), "give a clock of positive times"),
         (lambda: traces.busy(10, 5, traces.Devices(traces.Uniform(3.0, 1.0))), "runs backwards"),
         (
@@ -226,7 +246,7 @@ def test_synchronous_rounds_wait_for_the_slowest() -> None:
             lambda: traces.Trace(tasks(applied=[1.0, 0.5]), 3),
             "starts at 0.5 and ends at 0.5; time must not go back",
         ),
-        (lambda: traces.Trace(tasks(client=[0, 3]), 3), "task 1 is given to client 3; there are clients 0 to 2"),
+        (lambda: traces.Trace(tasks(client=[0, 3]), 3), "the trace names client 3; there are clients 0 to 2"),
         (lambda: traces.Trace(tasks(dispatched=[0.0, -1.0]), 3), "task 1 starts at -1"),
         (lambda: traces.Trace(tasks(dispatched=[0.7, 0.5]), 3), "in the order of their starts"),
         (lambda: traces.Trace(tasks(fate=["accepted", "eaten"]), 3), "a task's fate is 'eaten'"),
@@ -250,7 +270,7 @@ def tasks(**changes: Any) -> pd.DataFrame:
     ("text", "sentence"),
     [
         ("client,seconds\n0,-1\n", "negative"),
-        ("client,seconds\n7,1\n", "names client 7; the federation has clients 0 to 1"),
+        ("client,seconds\n7,1\n", "names client 7; there are clients 0 to 1"),
         ("client,seconds\n0,1\n", "says nothing of client 1"),
         ("client,hours\n0,1\n", "no column seconds"),
         ("client,seconds\n0,long\n", "what is no number"),

@@ -78,7 +78,8 @@ def test_a_trace_can_be_shared(tmp_path: Path) -> None:
     [
         ({"schedule": {"concurrency": 0}}, "schedule.concurrency = 0 does not fit; expected a whole number at least 1"),
         ({"schedule": {"seed": 3}}, "seed"),
-        ({"schedule": {"name": "busi"}}, 'did you mean "busy"'),
+        ({"schedule": {"name": "uniform-staleness"}}, r"\[clock\] has no meaning with schedule.name"),
+        ({"schedule": {"name": "busi"}, "clock": {}}, 'did you mean "busy"'),
         ({"clock": {"name": "lognormal", "median": -1.0}}, "clock.median = -1.0 does not fit"),
         ({"delay": {"seconds": -0.5}}, "delay.seconds = -0.5 does not fit"),
         ({"availability": {"name": "day-night", "share": 0.0}}, "availability.share = 0.0"),
@@ -107,5 +108,6 @@ def test_mistakes_that_only_the_federation_shows_leave_nothing_behind(tmp_path: 
 
 def test_the_catalogue_lists_clocks_and_schedules() -> None:
     assert {entry.name for entry in entries("clocks")} >= {"lognormal", "pareto", "classes", "file"}
-    assert "concurrency (10)" in next(entry for entry in entries("schedules") if entry.name == "busy").options
+    assert "seconds ([1.0, 2.0, 10.0])" in next(entry for entry in entries("clocks") if entry.name == "classes").options
+    assert "concurrency (None)" in next(entry for entry in entries("schedules") if entry.name == "busy").options
     assert all(entry.summary for room in ("clocks", "availabilities", "schedules") for entry in entries(room))

@@ -25,7 +25,7 @@ DEVICES = traces.Devices(traces.Lognormal(sigma=1.0, client_spread=0.5), traces.
 
 
 def params(history: Any) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(history.params)])
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(eqx.filter(history.params, eqx.is_array))])
 
 
 def play(federation: Federation, method: Any, trace: traces.Trace, uploads: int = 120, **how: Any) -> Any:
@@ -145,7 +145,7 @@ def _too_early(uploads: Any, first: int, last: int, width: int, apart: bool = Fa
 def test_one_fresh_client_with_full_mixing_is_sgd(x64: None) -> None:
     hessians, optima = random_quadratics(num_clients=1)
     alone = sj.problems.quadratic(hessians, optima)
-    trace = traces.busy(1, 30, concurrency=1)
+    trace = traces.busy(1, 30, work=traces.Work(4), concurrency=1)
     assert (trace.uploads.staleness == 0).all()
     found = play(alone, FedAsync(0.1, 4, mixing=1.0, proximal_weight=0.0), trace, 30)
     plain = sj.run(alone, LocalSGD(0.1, 4), 30, progress=False)
@@ -167,24 +167,24 @@ def test_a_buffer_of_all_clients_without_staleness_is_fedavg(quadratics: Federat
     assert abs(params(play(quadratics, method, uneven, 60)) - params(plain)).max() > 1e-4
 
 
-def test_constant_and_hinge_are_the_same_to_the_bit_up_to_the_threshold(noisy_quadratics: Federation) -> None:
+def test_constant_and_hinge_are_the_same_up_to_the_threshold(noisy_quadratics: Federation) -> None:
     """The exact claim of the paper's figure 2: maximum staleness 4, b = 4."""
     fresh, old = (traces.uniform_staleness(6, 200, max_staleness=s) for s in (4, 16))
     constant, hinge = FedAsync(0.05, 3), FedAsync(0.05, 3, staleness_weight="hinge", threshold=4.0)
     loss = lambda method, trace: play(noisy_quadratics, method, trace, 200).table["loss"].to_numpy()  # noqa: E731
-    np.testing.assert_array_equal(loss(constant, fresh), loss(hinge, fresh))
-    assert not np.array_equal(loss(constant, old), loss(hinge, old), equal_nan=True)
+    np.testing.assert_allclose(loss(constant, fresh), loss(hinge, fresh), rtol=1e-13)  # two programs, one rule
+    assert not np.allclose(loss(constant, old), loss(hinge, old), rtol=1e-3, equal_nan=True)
 
 
 def test_mixing_is_a_convex_combination_and_may_be_halved(quadratics: Federation) -> None:
-    trace = traces.busy(6, 40, concurrency=3)
+    trace = traces.busy(6, 40, work=traces.Work(2), concurrency=3)
     table = play(quadratics, FedAsync(0.1, 2, mixing=0.8, halve_at=10), trace, 40).table
     np.testing.assert_allclose(table["mixing_weight"][1:11], 0.8)
     np.testing.assert_allclose(table["mixing_weight"][11:], 0.4)
 
 
 def test_tasks_may_differ_in_length(noisy_quadratics: Federation) -> None:
-    trace = traces.busy(6, 40, concurrency=3)
+    trace = traces.busy(6, 40, work=traces.Work(5), concurrency=3)
     method = FedAsync(0.1, 5, min_local_steps=2)
     wide, reference = (play(noisy_quadratics, method, trace, 40, engine=e) for e in ("compiled", "reference"))
     np.testing.assert_allclose(params(wide), params(reference), rtol=1e-11)
@@ -205,6 +205,44 @@ def test_a_stopped_run_goes_on_to_the_same_bits(noisy_quadratics: Federation, tm
     assert len(kept) == 300 and parts.manifest["trace"] == whole.manifest["trace"]
     with pytest.raises(SojournError):
         play(noisy_quadratics, method, trace_of(method, 400, seed=6), 400, out=tmp_path / "parts", resume=True)
+
+
+def test_a_queue_that_grew_cannot_be_resumed_unnoticed(noisy_quadratics: Federation, tmp_path: Path) -> None:
+    """Uploads that wait hold their models, so a longer trace may need more slots than were saved."""
+    method = METHODS["polynomial"][0]()
+    short, long = (trace_of(method, n, server_seconds=1.5, concurrency=6) for n in (60, 900))
+    assert short.num_slots < long.num_slots
+    play(noisy_quadratics, method, short, 60, out=tmp_path / "run")
+    with pytest.raises(SojournError):
+        play(noisy_quadratics, method, long, 900, out=tmp_path / "run", resume=True)
+
+
+def test_a_clock_file_that_changed_is_another_run(quadratics: Federation, tmp_path: Path) -> None:
+    clock = tmp_path / "clock.csv"
+    clock.write_text("client,seconds\n" + "".join(f"{client},9\n" for client in range(6)))
+    devices = traces.Devices(traces.FromFile(str(clock)))
+    how = {"devices": devices, "progress": False, "out": tmp_path / "run"}
+    sj.run(quadratics, FedAvg(0.1, 2), 3, **how)
+    clock.write_text(clock.read_text().replace("9", "2"))
+    with pytest.raises(SojournError):
+        sj.run(quadratics, FedAvg(0.1, 2), 6, **how, resume=True)
+
+
+def test_a_first_round_of_another_kind_is_timed_as_it_is(quadratics: Federation) -> None:
+    devices = traces.Devices(traces.Constant(1.0))
+    method = sj.algorithms.FedAMS(0.01, 4, warm_start="gradients")
+    times = sj.run(quadratics, method, 3, devices=devices, progress=False).table["virtual_seconds"].to_numpy()
+    opening = sum(gradients_per_visit(quadratics, method, opening=True))
+    assert np.diff(times).tolist() == [opening, 4.0, 4.0] and opening != 4
+
+
+def test_a_sweep_in_python_takes_a_trace(quadratics: Federation) -> None:
+    trace = traces.busy(6, 40, work=traces.Work(2), concurrency=3)
+    history = sj.sweep(quadratics, lambda a: FedAsync(0.1, 2, mixing=a), [0.3, 0.6], 40, trace=trace, progress=False)
+    alone = play(quadratics, FedAsync(0.1, 2, mixing=0.6), trace, 40).table
+    found = history.table[history.table["value"] == 0.6]
+    np.testing.assert_array_equal(found["loss"], alone["loss"])
+    assert "trace" not in history.manifest
 
 
 def test_what_is_sent_counts_everyone_who_was_asked(quadratics: Federation) -> None:
@@ -246,7 +284,7 @@ def test_other_numbers_seeds_and_traces_do_not_compile(name: str, noisy_quadrati
     make = METHODS[name][0]
     play(noisy_quadratics, make(), trace_of(make()), seed=0)
     programs = replay._replay._cache_size()
-    other = eqx.tree_at(lambda m: m.step_size, make(), jnp.asarray(0.03))
+    other = eqx.tree_at(lambda m: m.step_size, make(), jnp.asarray(0.03, jnp.float64))
     play(noisy_quadratics, other, trace_of(make(), seed=9, concurrency=4), seed=1)
     assert replay._replay._cache_size() == programs
     play(noisy_quadratics, make(), trace_of(make(), concurrency=5))
@@ -269,8 +307,8 @@ def test_lanes_are_filled_or_not_opened(quadratics: Federation) -> None:
         how = {"engine": "compiled", "participation": None, "eval_every": None, "record": ()}
         return make_job(quadratics, FedAsync(0.1), 100, trace=trace, **how).plan.width
 
-    assert lanes(traces.busy(6, 100, concurrency=1)) == 1
-    assert lanes(traces.busy(6, 100, traces.Devices(traces.Constant()), concurrency=6)) >= 2
+    assert lanes(traces.busy(6, 100, work=traces.Work(10), concurrency=1)) == 1
+    assert lanes(traces.busy(6, 100, work=traces.Work(10), concurrency=6)) >= 2
 
 
 @pytest.mark.parametrize(
@@ -287,13 +325,15 @@ def test_lanes_are_filled_or_not_opened(quadratics: Federation) -> None:
         ({"method": FedBuff(0.1)}, "makes a version of every 10 uploads, the trace of every 1"),
         ({"rounds": 10_000}, "fewer than the 10000 asked for"),
         ({"record": ("consensus",)}, "compares the clients of a round"),
+        ({"method": FedAsync(0.1, 3)}, r"computes 3 gradients in a task, and the trace was made for tasks of 10"),
+        ({"trace": "trace.csv"}, "a trace is made by sojourn.traces.busy or read_trace"),
     ],
 )
 def test_what_does_not_fit_is_said_in_a_sentence(change: dict, sentence: str, quadratics: Federation) -> None:
     given: dict[str, Any] = {
         "method": FedAsync(0.1),
         "rounds": 50,
-        "trace": traces.busy(6, 100, concurrency=2),
+        "trace": traces.busy(6, 100, work=traces.Work(10), concurrency=2),
         **change,
     }
     with pytest.raises(SojournError, match=sentence):

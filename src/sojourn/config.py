@@ -190,6 +190,13 @@ def _time_parts(tables: Mapping[str, Any], asynchronous: bool) -> dict[str, Part
         )
     if not asynchronous and not any(name in tables for name in TIME):
         return {}
+    if isinstance(schedule := tables.get("schedule"), dict) and schedule.get("name", "busy") != "busy":
+        given = next((name for name in TIME[:3] if name in tables), None)
+        if given is not None:
+            raise SojournError(
+                f"[{given}] has no meaning with schedule.name = {shown(schedule['name'])}, which has times of its own; "
+                "take it out."
+            )
     return {
         "clock": _part("clock", tables, CLOCKS, signature_model, "constant"),
         "delay": _part("delay", tables if "delay" in tables else {"delay": {"seconds": 0.0}}, CLOCKS, signature_model,

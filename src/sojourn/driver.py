@@ -240,7 +240,8 @@ class Running:
         self._time = VirtualTime(job.federation, one, job.plan.cohort, state.root, job.trace, job.devices)
         self._identity, self._found = "", dict[str, Any]()  # the manifest of the run that goes on
         if out is not None:
-            made = job.trace.identity if job.trace else repr(job.devices) if job.devices else ""
+            made = f"{job.trace.identity}, {job.trace.num_slots} slots" if job.trace else ""
+            made = job.devices.identity() if job.devices else made
             self._identity = fingerprint(job.algorithm, job.clients, state.server, state.root, (job.plan, made))
             self._open_directory(out, resume)
 

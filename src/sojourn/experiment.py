@@ -411,10 +411,10 @@ def _setting(label: str, point: dict[str, Any], config: Config, federation: Fede
     labels.pop("run.seed", None)
     settled, notes = tuned(part, federation, config)
     method = build_algorithm(settled)
-    how = _played(config, federation, method)[1]
+    rounds, how = _played(config, federation, method)
     timed = "trace" in how or "devices" in how
     told = ("trace", "devices", "participation", "eval_every")
-    time: dict[str, Any] = {name: how[name] for name in told if name in how} if timed else {}
+    time: dict[str, Any] = {"rounds": rounds, **{name: how[name] for name in told if name in how}} if timed else {}
     return Setting(method, config.run.seed, labels, federation, notes, time)
 
 

@@ -176,11 +176,11 @@ def load_history(directory: Path | str) -> History:
         manifest = json.loads(manifest_path.read_text())
         table = pd.read_parquet(directory / TABLE_FILE)
         config = tomllib.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else None
+        trace = directory / TRACE_FILE
+        tasks = pd.read_parquet(trace) if trace.is_file() else None
         if not {"label", "status"} <= set(manifest) or not {"round", "diverged"} <= set(table.columns):
             raise ValueError("its files are not those of a run")
     except Exception as error:  # any damage of any of the three files is the same sentence to a reader
         reason = " ".join(str(error).split())[:200]
         raise SojournError(f"the run in {directory} cannot be read: {type(error).__name__}: {reason}.") from error
-    trace = directory / TRACE_FILE
-    tasks = pd.read_parquet(trace) if trace.is_file() else None
     return History(table, manifest, label=manifest.get("label", directory.name), config=config, trace=tasks)

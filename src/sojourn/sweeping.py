@@ -55,7 +55,7 @@ class Setting:
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the manifest
     time: Mapping[str, Any] = dataclasses.field(
         default_factory=dict
-    )  # a trace or devices of its own, as `run` takes them
+    )  # trace, devices, rounds of its own, as `run` has them
 
 
 def sweep(
@@ -70,12 +70,15 @@ def sweep(
 ) -> History:
     """Runs `make(value)` for every value and every seed, together; the table has the columns `name` and `seed`.
 
-    `how` are the options of `run`: engine, participation, eval_every, record, out, resume, progress.
+    `how` are the options of `run`: engine, participation, eval_every, record, trace, devices, out, resume, progress.
     The history's `params` hold the final models with a leading axis of settings, seeds running fastest.
     """
     seeds = list(seeds)
     made = [(value, make(value)) for value in values]
-    settings = [Setting(algorithm, int(seed), {name: _plain(value)}) for value, algorithm in made for seed in seeds]
+    time = {name: how.pop(name) for name in ("trace", "devices") if how.get(name) is not None}
+    settings = [
+        Setting(algorithm, int(seed), {name: _plain(value)}, time=time) for value, algorithm in made for seed in seeds
+    ]
     return sweep_settings(federation, settings, rounds, **how)
 
 
@@ -235,11 +238,7 @@ def _one_by_one(
             run(
                 homes[number],
                 setting.algorithm,
-                rounds,
-                seed=setting.seed,
-                out=place,
-                resume=resume,
-                **{**how, **setting.time},
+                **{"rounds": rounds, "seed": setting.seed, "out": place, "resume": resume, **how, **setting.time},
             )
         )
         if histories[-1].status == "stopped":
@@ -298,7 +297,8 @@ def _merge(
     params = _joined_params([history.params for _, history in parts], order)
     last = table.groupby("setting")["diverged"].last()
     manifest = dict(parts[-1][1].manifest)
-    manifest.pop("setup", None)  # every setting tells its own
+    for name in ("setup", "trace"):  # every setting has its own
+        manifest.pop(name, None)
     stopped = any(history.status == "stopped" for _, history in parts)
     manifest |= {
         "label": label,

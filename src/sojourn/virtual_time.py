@@ -8,22 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from sojourn.algorithms.base import Algorithm
+from sojourn.algorithms.base import Algorithm, Exchange
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
-from sojourn.core.oracle import Objective
 from sojourn.diagnostics.round_probes import ROUND_PROBES
 from sojourn.engine.accounting import gradients_of, one_memory
 from sojourn.engine.participation import members
 from sojourn.traces import Devices, RoundClock, Trace
 
 SECONDS = "virtual_seconds"
+_TOGETHER = 256  # rounds whose members are drawn at once
 
 
-def gradients_per_visit(federation: Federation, algorithm: Algorithm) -> list[int]:
-    """The local steps that clocks count, for every exchange of a round: its gradients, at least one."""
+def gradients_per_visit(federation: Federation, algorithm: Algorithm, opening: bool = False) -> list[int]:
+    """The local steps that clocks count, for every exchange of a round: its gradients, at least one.
+
+    Where visits differ in length, that of the longest: a schedule does not know what a client will draw.
+    """
     server, memory = jax.eval_shape(algorithm.init_server, federation.x0), one_memory(algorithm, federation.x0)
-    found = [gradients_of(exchange, federation.clients, server, memory) for exchange in algorithm.exchanges()]
+    exchanges = algorithm.opening() if opening else algorithm.exchanges()
+    found = [gradients_of(exchange, federation.clients, server, memory) for exchange in exchanges]
     usual = int(getattr(algorithm, "num_local_steps", 1))
     return [max(1, usual if number is None else number) for number in found]
 
@@ -34,6 +38,8 @@ def check_time(
 ) -> None:  # fmt: skip
     """Whether method, trace and devices fit each other; a sentence if not."""
     name = type(algorithm).__name__
+    if not isinstance(trace, Trace | None) or not isinstance(devices, Devices | None):
+        raise SojournError("a trace is made by sojourn.traces.busy or read_trace, devices by sojourn.traces.Devices.")
     if trace is None:
         if algorithm.asynchronous:
             raise SojournError(
@@ -61,14 +67,14 @@ def check_time(
     about_rounds = next((probe for probe in record if probe in ROUND_PROBES), None)
     if about_rounds is not None:
         raise SojournError(f'record = "{about_rounds}" compares the clients of a round; with a trace there are none.')
-    if type(federation.clients.objective).in_round is not Objective.in_round and _redeals(federation):
+    if federation.clients.objective.in_round(jax.random.key(0)) is not federation.clients.objective:
         raise SojournError("samples that are dealt anew in every round need rounds; leave redeal out.")
-
-
-def _redeals(federation: Federation) -> bool:
-    objective = federation.clients.objective
-    shapes = jax.eval_shape(lambda key: jax.tree.leaves(objective.in_round(key)), jax.random.key(0))
-    return objective.in_round(jax.random.key(0)) is not objective and bool(shapes)
+    (steps,) = gradients_per_visit(federation, algorithm)
+    if trace.about.get("steps", steps) != steps:
+        raise SojournError(
+            f"{name} computes {steps} gradients in a task, and the trace was made for tasks of {trace.about['steps']}; "
+            f"make it with Work(steps={steps})."
+        )
 
 
 class VirtualTime:
@@ -78,14 +84,21 @@ class VirtualTime:
         self, federation: Federation, algorithm: Algorithm, cohort: int, root: Any, trace: Trace | None,
         devices: Devices | None,
     ) -> None:  # fmt: skip
-        self._federation, self._algorithm, self._cohort = federation, algorithm, cohort
+        self._num_clients, self._cohort = federation.num_clients, cohort
         self._root = np.asarray(jax.random.key_data(root))  # a copy: the run's own is used up
-        self._trace, self._clock, self._told = trace, None, 0
+        self._trace, self._told = trace, 0
+        self._clock: RoundClock | None = None
+        self._opening: tuple[Any, list[int]] | None = None
         if devices is not None:
             seed = int(self._root.ravel()[-1])
             self._clock = RoundClock(devices, federation.num_clients, seed)
             self._steps = gradients_per_visit(federation, algorithm)
-            self._opening = len(algorithm.opening())
+            self._asked = self._asks(algorithm.exchanges())
+            if algorithm.opening():
+                self._opening = (
+                    self._asks(algorithm.opening()),
+                    gradients_per_visit(federation, algorithm, opening=True),
+                )
 
     def at_start(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The row of round 0."""
@@ -101,22 +114,26 @@ class VirtualTime:
             return rows
         first, last = int(rows["round"].iloc[0]), int(rows["round"].iloc[-1])
         times = {}
-        for number, ids in enumerate(self._members(self._told, last), start=self._told + 1):
-            times[number] = self._clock.play(ids, self._steps)
-        self._told = last
+        while self._told < last:
+            asked, steps, number = self._asked, self._steps, min(_TOGETHER, last - self._told)
+            if self._told == 0 and self._opening is not None:
+                (asked, steps), number = self._opening, 1
+            ids = [
+                np.asarray(of_all) for of_all in asked(np.arange(self._told, self._told + _TOGETHER, dtype=np.int32))
+            ]
+            for i in range(number):
+                self._told += 1
+                times[self._told] = self._clock.play([of_all[i] for of_all in ids], steps)
         return rows.assign(**{SECONDS: [times[number] for number in range(first, last + 1)]})
 
-    def _members(self, first: int, last: int) -> list[list[np.ndarray]]:
-        """Whom every exchange asks, in the rounds after `first`."""
-        exchanges, number = self._algorithm.exchanges(), self._federation.num_clients
+    def _asks(self, exchanges: Sequence[Exchange]) -> Any:
+        """Whom every exchange asks, for a block of rounds of a fixed length."""
 
-        @jax.jit
         def of_round(round: jax.Array) -> list[jax.Array]:
             key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(self._root)), round)
-            return [members(e.who, key, number, self._cohort, e.purpose) for e in exchanges]
+            return [members(e.who, key, self._num_clients, self._cohort, e.purpose) for e in exchanges]
 
-        found = [np.asarray(ids) for ids in jax.vmap(of_round)(np.arange(first, last, dtype=np.int32))]
-        return [[ids[i] for ids in found] for i in range(last - first)]
+        return jax.jit(jax.vmap(of_round))
 
     def _of_uploads(self, rows: pd.DataFrame) -> pd.DataFrame:
         assert self._trace is not None
@@ -140,6 +157,7 @@ def trace_entry(trace: Trace | None, uploads: int) -> Mapping[str, Any]:
     seconds = float(found.time[number - 1])
     summary = {
         "uploads_per_virtual_second": round(uploads / seconds, 6) if seconds else None,
+        "updates_per_virtual_second": round(uploads // trace.uploads_per_update / seconds, 6) if seconds else None,
         "virtual_seconds": seconds if uploads else 0.0,
         "mean_staleness": round(float(found.staleness[:number].mean()), 4),
         "largest_staleness": int(found.staleness[:number].max()),

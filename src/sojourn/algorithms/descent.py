@@ -7,6 +7,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from sojourn.core.errors import SojournError
+from sojourn.core.keys import purpose_key
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec
 
@@ -28,6 +30,21 @@ def descend(
         return y - step_size * direction(oracle.grad(y, z), y)
 
     return oracle.walk(step, start, num_steps, key, max_steps)
+
+
+def check_amounts(algorithm: Any) -> None:
+    """For methods whose clients may do less than `num_local_steps`, `min_local_steps` at least."""
+    least, most = algorithm.min_local_steps, algorithm.num_local_steps
+    if least is not None and least > most:
+        raise SojournError(f"min_local_steps = {least} is more than num_local_steps = {most}.")
+
+
+def amount_of_work(algorithm: Any, key: jax.Array) -> Any:
+    """A number of steps between the two, drawn uniformly; all of them if there is no least number."""
+    if algorithm.min_local_steps is None:
+        return algorithm.num_local_steps
+    work_key = purpose_key(key, "amount of work")
+    return jax.random.randint(work_key, (), algorithm.min_local_steps, algorithm.num_local_steps + 1, jnp.int32)
 
 
 class IterateSum(eqx.Module):

@@ -4,7 +4,8 @@ Xie, Koyejo and Gupta, "Asynchronous federated optimization", Algorithm 1. A cli
     y = y - gamma (grad f(y; z) + rho (y - x_tau)),
 and the server makes x_t = (1 - alpha_t) x_{t-1} + alpha_t y with alpha_t = alpha s((t - 1) - tau).
 Paper to code: gamma -> step_size; alpha -> mixing; H -> num_local_steps (H_min -> min_local_steps: a task then draws
-its number between the two); rho -> proximal_weight; s -> staleness_weight, see `staleness`.
+its number between the two, and clocks count the larger); rho -> proximal_weight; s -> staleness_weight, see
+`staleness`.
 
 The text counts staleness as t - tau and wants s(0) = 1, but a model trained from the newest version has t - tau = 1;
 here it is (t - 1) - tau. Figure 4 begins with alpha = 0.9, which hints at a decay that is not given: `halve_at` halves
@@ -17,10 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from sojourn.algorithms.base import Algorithm, Context, Info, ModelState
-from sojourn.algorithms.descent import descend
+from sojourn.algorithms.descent import amount_of_work, check_amounts, descend
 from sojourn.algorithms.staleness import KINDS, staleness_weight
-from sojourn.core.errors import SojournError
-from sojourn.core.keys import purpose_key
 from sojourn.core.options import choice, count, positive, real
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec, norm
@@ -43,17 +42,14 @@ class FedAsync(Algorithm):
     asynchronous: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
-        if self.min_local_steps is not None and self.min_local_steps > self.num_local_steps:
-            raise SojournError(
-                f"min_local_steps = {self.min_local_steps} is more than num_local_steps = {self.num_local_steps}."
-            )
+        check_amounts(self)
 
     def init_server(self, x0: Vec) -> ModelState:
         return ModelState(x0)
 
     def local(self, down: Vec, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Vec, Any, Info]:
         pulled = lambda gradient, y: gradient + self.proximal_weight * (y - down)  # noqa: E731
-        y = descend(oracle, down, self.step_size, self._amount_of_work(key), key, pulled, self.num_local_steps)
+        y = descend(oracle, down, self.step_size, amount_of_work(self, key), key, pulled, self.num_local_steps)
         return y, memory, {"drift": norm(y - down)}
 
     def aggregate(self, server: ModelState, up: Vec, context: Context) -> ModelState:
@@ -68,9 +64,3 @@ class FedAsync(Algorithm):
             self.staleness_weight, context.staleness, self.exponent, self.slope, self.threshold
         )
         return weight if self.halve_at is None else jnp.where(context.round >= self.halve_at, weight / 2, weight)
-
-    def _amount_of_work(self, key: jax.Array) -> Any:
-        if self.min_local_steps is None:
-            return self.num_local_steps
-        work_key = purpose_key(key, "amount of work")
-        return jax.random.randint(work_key, (), self.min_local_steps, self.num_local_steps + 1, jnp.int32)

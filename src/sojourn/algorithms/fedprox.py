@@ -9,12 +9,9 @@ partial work is kept.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from sojourn.algorithms.base import Algorithm, Context, Info, ModelState
-from sojourn.algorithms.descent import descend
-from sojourn.core.errors import SojournError
-from sojourn.core.keys import purpose_key
+from sojourn.algorithms.descent import amount_of_work, check_amounts, descend
 from sojourn.core.options import count, positive, real
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec, norm
@@ -29,24 +26,15 @@ class FedProx(Algorithm):
     min_local_steps: int | None = count(None, optional=True)
 
     def __check_init__(self) -> None:
-        if self.min_local_steps is not None and self.min_local_steps > self.num_local_steps:
-            raise SojournError(
-                f"min_local_steps = {self.min_local_steps} is more than num_local_steps = {self.num_local_steps}."
-            )
+        check_amounts(self)
 
     def init_server(self, x0: Vec) -> ModelState:
         return ModelState(x0)
 
     def local(self, down: Vec, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Vec, Any, Info]:
         pulled = lambda gradient, y: gradient + self.proximal_weight * (y - down)  # noqa: E731
-        y = descend(oracle, down, self.step_size, self._amount_of_work(key), key, pulled, self.num_local_steps)
+        y = descend(oracle, down, self.step_size, amount_of_work(self, key), key, pulled, self.num_local_steps)
         return y - down, memory, {"drift": norm(y - down)}
 
     def aggregate(self, server: ModelState, up: Vec, context: Context) -> ModelState:
         return ModelState(server.x + up)
-
-    def _amount_of_work(self, key: jax.Array) -> Any:
-        if self.min_local_steps is None:
-            return self.num_local_steps
-        work_key = purpose_key(key, "amount of work")
-        return jax.random.randint(work_key, (), self.min_local_steps, self.num_local_steps + 1, jnp.int32)

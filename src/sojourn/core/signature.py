@@ -1,5 +1,6 @@
 """Keyword options of functions: what their annotations allow, checked with one sentence, in configs and in Python."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -31,13 +32,29 @@ def shown(value: Any) -> str:
 def signature_model(function: Callable[..., Any]) -> type[BaseModel]:
     """A function's keyword options as a table. Positional parameters are what it is built from, not options."""
     keywords = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    if isinstance(function, type):  # an engine: a dataclass whose fields are its options
-        keywords = list(inspect.signature(function).parameters.values())
     hints = inspect.get_annotations(function)
+    if isinstance(function, type):  # an engine, a clock: a dataclass whose fields are its options
+        own = {field.name: (hints.get(field.name, Any), _default(field)) for field in dataclasses.fields(function)}
+        return create_model("Options", __base__=Table, **own)  # type: ignore[call-overload]
     fields: dict[str, Any] = {
         p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default) for p in keywords
     }
     return create_model("Options", __base__=Table, **fields)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return ... if field.default is dataclasses.MISSING else field.default
+
+
+class FieldsChecked:
+    """For dataclasses: their fields are checked by their annotations when one is made."""
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        given = {name: _plain(getattr(self, name)) for name in signature_model(kind).model_fields}
+        checked(kind.__name__, signature_model(kind), given)
 
 
 def options_checked(function: _F) -> _F:

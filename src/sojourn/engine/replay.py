@@ -134,7 +134,7 @@ def _replay(
         up, info, calls, wave = lane
         real = wave.number >= 0
         context = Context(wave.number, clients.num_clients, 1, 1 / clients.num_clients, wave.staleness)
-        server = _either(real, exchange.aggregate(server, up, context), server)
+        server = _either(real & ~gone, exchange.aggregate(server, up, context), server)  # one that diverged stays
         put = lambda a, b: jax.lax.dynamic_update_index_in_dim(a, b, wave.write, 0)  # noqa: E731
         buffers = jax.tree.map(put, buffers, exchange.broadcast(server))
         measured, evaluated = unseen, real & course.evaluates(wave.number + 1)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,10 @@ import numpy as np
 from sojourn.algorithms import FedAsync, FedAvg, FedBuff
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.federation import Federation
-from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, Table, above
-from sojourn.recipes.charts import lines
+from sojourn.recipes.base import Bench, Claim, Findings, Recipe, Table, above
 from sojourn.recipes.contest import Contender, Contest, Curves, chart, results, world
-from sojourn.recipes.fedasync import CONST, HINGE, POLY, WEIGHTINGS, Kind, play_async
-from sojourn.recipes.trends import all_hold, bands
+from sojourn.recipes.fedasync import CONST, HINGE, POLY, WEIGHTINGS, Kind, play_async, profile
+from sojourn.recipes.trends import all_hold
 from sojourn.traces import Devices, Pareto, Work, busy
 
 AVG, ASYNC, BUFF = "FedAvg", "FedAsync", "FedBuff"
@@ -61,19 +60,22 @@ def play(bench: Bench, tail: float) -> dict[str, Curves]:
     return found
 
 
-def time_to(course: Curves, accuracy: float) -> np.ndarray:
-    """Virtual seconds until the test accuracy is first reached, for every seed; infinite where it never is."""
-    reached = course.metrics["test_accuracy"] >= accuracy
-    first = np.argmax(reached, axis=1)
-    times = course.times[np.arange(len(first)), first]
-    return np.where(reached.any(axis=1), times, np.inf)
+def time_to(course: Curves, accuracy: float) -> tuple[np.ndarray, np.ndarray]:
+    """Virtual seconds until the test accuracy is first reached, for every seed, and whether it ever is; if not, all."""
+    above_it = course.metrics["test_accuracy"] >= accuracy
+    reached = np.asarray(above_it.any(axis=1))
+    first = np.where(reached, np.argmax(above_it, axis=1), -1)
+    return course.times[np.arange(len(first)), first], reached
 
 
-def judge(by_tail: Mapping[float, Mapping[str, np.ndarray]], accuracy: float) -> list[Claim]:
-    """Times to the accuracy (seed,) by tail and method; a smaller exponent is a heavier tail."""
+Times = Mapping[float, Mapping[str, tuple[np.ndarray, np.ndarray]]]  # by tail and method
+
+
+def judge(by_tail: Times, accuracy: float) -> list[Claim]:
+    """A smaller exponent is a heavier tail. Where FedAvg never gets there, its whole run stands for its time."""
     tails = sorted(by_tail, reverse=True)
     light, heavy = tails[0], tails[-1]
-    n = len(by_tail[light][AVG])
+    n = len(by_tail[light][AVG][0])
     gain = {(tail, name): _log_ratio(by_tail[tail], name) for tail in tails for name in (ASYNC, BUFF)}
     rule = f"log of virtual seconds to {accuracy:.0%} test accuracy, paired seeds, t-interval"
     told = lambda name: ", ".join(  # noqa: E731
@@ -93,10 +95,10 @@ def judge(by_tail: Mapping[float, Mapping[str, np.ndarray]], accuracy: float) ->
     return claims
 
 
-def _log_ratio(times: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """How much longer FedAvg takes; no number where either never gets there."""
-    reached = np.isfinite(times[AVG]) & np.isfinite(times[name])
-    return np.where(reached, np.log(np.where(reached, times[AVG], 1) / np.where(reached, times[name], 1)), np.nan)
+def _log_ratio(times: Mapping[str, tuple[np.ndarray, np.ndarray]], name: str) -> np.ndarray:
+    """How much longer FedAvg takes, at least; no number where the other never gets there."""
+    (slow, _), (quick, reached) = times[AVG], times[name]
+    return np.where(reached, np.log(slow / quick), np.nan)
 
 
 def _carry_out_tails(bench: Bench) -> Findings:
@@ -110,9 +112,9 @@ def _carry_out_tails(bench: Bench) -> Findings:
         for tail, found in courses.items()
     ]  # fmt: skip
     rows = [
-        (f"{tail:g}", name, f"{np.median(values):.4g}", f"{int(np.isfinite(values).sum())} of {len(values)}")
+        (f"{tail:g}", name, f"{np.median(values):.4g}", f"{int(reached.sum())} of {len(values)}")
         for tail, found in times.items()
-        for name, values in found.items()
+        for name, (values, reached) in found.items()
     ]
     columns = ("tail", "method", f"median virtual seconds to {accuracy:.0%}", "seeds that reached it")
     tables = [Table("Time to accuracy", columns, rows)]
@@ -180,23 +182,16 @@ def _carry_out_mixing(bench: Bench) -> Findings:
     }  # fmt: skip
     ends = {key: kind.score(course) for key, course in courses.items()}
     claims = judge_mixing(ends)
-    figures = [_profile(ends, s, scale["mixings"], [c.id for c in claims] if s == max(scale["staleness"]) else ())
-               for s in scale["staleness"]]  # fmt: skip
+    figures = [
+        profile(
+            f"Final test accuracy by alpha, staleness up to {s}", "alpha", scale["mixings"],
+            {w: np.stack([ends[w, s, a] for a in scale["mixings"]], axis=1) for w in WEIGHTINGS},
+            [claim.id for claim in claims] if s == max(scale["staleness"]) else (),
+        )
+        for s in scale["staleness"]
+    ]  # fmt: skip
     rows = [dataclasses.replace(course, label=f"{w}, S = {s}, alpha = {a:g}") for (w, s, a), course in courses.items()]
     return Findings(claims, figures, tables=[results("Ends of the runs", rows)])
-
-
-def _profile(
-    ends: Mapping[tuple[str, int, float], np.ndarray], staleness: int, mixings: Sequence[float], claims: Sequence[str]
-) -> Figure:
-    rows = []
-    for weighting in WEIGHTINGS:
-        table = np.stack([ends[weighting, staleness, a] for a in mixings], axis=1)
-        for a, y, low, high in zip(mixings, *bands(table), strict=True):
-            rows.append({"x": a, "y": float(y), "lo": float(low), "hi": float(high), "line": weighting})
-    spec = lines(rows, x="alpha", y="final test accuracy")
-    note = "Means over seeds with 95 % bootstrap intervals."
-    return Figure(f"Final test accuracy by alpha, staleness up to {staleness}", spec, note, tuple(claims))
 
 
 MIXING = Recipe(

@@ -67,6 +67,8 @@ def strokes(runs: Sequence[Run]) -> list[Stroke]:
 def x_axes(runs: Sequence[Run]) -> dict[str, Spec]:
     """The x-axes a reader may choose from, as encodings; one along which nothing was counted is left out."""
     usable = [name for name in X_COLUMNS if name == "round" or any(run.total(name) > 0 for run in runs)]
+    if any(run.total("virtual_seconds") == 0 for run in runs):  # those without clocks would stand at 0
+        usable = [name for name in usable if name != "virtual_seconds"]
     usable.sort(key=lambda name: name != "virtual_seconds")  # the first choice: rounds and uploads do not compare
     return {name: _x_encoding(name) for name in usable}
 

@@ -10,10 +10,14 @@ import pandas as pd
 from sojourn.report.figure import CONFIG, PALETTE, Spec, records, tooltip
 from sojourn.report.runs import History
 from sojourn.report.table import number
+from sojourn.traces.trace import busy_shares
 
 MAX_RUNS = 4  # whose pictures are shown
 MAX_CLIENTS, MAX_TASKS = 30, 400  # of a timeline
 MAX_BARS, MAX_POINTS = 40, 400
+_COLUMNS = (
+    "Virtual seconds", "Uploads a second", "Updates a second", "Staleness", "Thrown away", "Lost", "Models kept",
+)  # fmt: skip
 _FATES = {"accepted": 1.0, "unfinished": 0.55, "too stale": 0.4, "lost": 0.25, "timed out": 0.25}
 
 
@@ -44,15 +48,13 @@ def time_html(histories: Sequence[History]) -> str:
             continue
         cells = (
             number(told["virtual_seconds"]), number(told["uploads_per_virtual_second"] or 0.0),
+            number(told["updates_per_virtual_second"] or 0.0),
             f"{told['mean_staleness']:.3g}<small>at most {told['largest_staleness']}</small>", f"{told['dropped']:,}",
             f"{told['lost']:,}", f"{told['models_kept']:,}",
         )  # fmt: skip
         body = "".join(f"<td>{cell}</td>" for cell in cells)
         rows += f'<tr><th scope="row">{markupsafe.escape(history.label)}</th>{body}</tr>'
-    head = "".join(
-        f"<th>{name}</th>"
-        for name in ("Virtual seconds", "Uploads a second", "Staleness", "Thrown away", "Lost", "Models kept")
-    )
+    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
     table = f'<div class="scroll"><table><thead><tr><th>Run</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     return table if rows else ""
 
@@ -109,15 +111,13 @@ def histogram_spec(staleness: np.ndarray) -> Spec:
 
 def busy_spec(tasks: pd.DataFrame, num_clients: int) -> Spec:
     """The share of the time that every client worked, the busiest first."""
-    accepted = tasks.loc[tasks["fate"] == "accepted", "applied"]
-    end = float(accepted.max())
-    ends = np.minimum((tasks["arrived"] if "arrived" in tasks else tasks["applied"]).to_numpy(), end)
-    spent = np.maximum(ends - tasks["dispatched"].to_numpy(), 0)
-    shares = np.sort(np.bincount(tasks["client"], spent, num_clients) / end)[::-1]
+    shares = busy_shares(tasks, num_clients)
+    order = np.argsort(-shares, kind="stable")
     wide = max(1, -(-len(shares) // MAX_POINTS))
-    rows = pd.DataFrame({"low": np.arange(0, len(shares), wide), "count": shares[::wide]})
-    rows["high"] = rows["low"] + wide
-    return _bars(rows, "low", "high", "count", "Clients, the busiest first", "Share", "'client'", ".0%")
+    rows = pd.DataFrame({"low": np.arange(0, len(shares), wide), "client": order[::wide]})
+    rows = rows.assign(high=rows["low"] + wide, count=shares[order][::wide])
+    words = "'client ' + datum.client"
+    return _bars(rows, "low", "high", "count", "Clients, the busiest first", "Share", words, ".0%")
 
 
 def points_spec(rows: pd.DataFrame, column: str, title: str) -> Spec:

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from sojourn.core.errors import SojournError
+from sojourn.core.signature import FieldsChecked
 from sojourn.traces.clocks import read_table
 
 
@@ -27,7 +28,7 @@ class Availability(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Always:
+class Always(FieldsChecked):
     """Everyone is always there."""
 
     def prepare(self, num_clients: int, rng: np.random.Generator) -> Presence:
@@ -41,7 +42,7 @@ class Always:
 
 
 @dataclasses.dataclass(frozen=True)
-class DayNight:
+class DayNight(FieldsChecked):
     """Every client is there for a share of each period; when its day begins is drawn once."""
 
     period: Annotated[float, Field(gt=0, description="virtual seconds of a day and a night")] = 100.0
@@ -75,7 +76,7 @@ class _Cycle:
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowsFromFile:
+class WindowsFromFile(FieldsChecked):
     """Windows that were observed: a CSV file with the columns client, start and end, in virtual seconds."""
 
     path: Annotated[str, Field(description="of the file")]

@@ -14,9 +14,11 @@ import pandas as pd
 from pydantic import Field
 
 from sojourn.core.errors import SojournError
+from sojourn.core.signature import FieldsChecked
 
 Draw = Callable[[int], float]  # client -> seconds, another each time
 Seconds = Annotated[float, Field(gt=0, description="virtual seconds")]
+Share = Annotated[float, Field(gt=0)]
 Spread = Annotated[float, Field(ge=0, le=10, description="sigma of the clients' own lognormal factors; 0: all alike")]
 
 
@@ -27,7 +29,7 @@ class Clock(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class Constant(FieldsChecked):
     """Always the same."""
 
     seconds: Annotated[float, Field(ge=0, description="virtual seconds")] = 1.0
@@ -38,7 +40,7 @@ class Constant:
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform:
+class Uniform(FieldsChecked):
     """Uniform between two numbers."""
 
     low: Annotated[float, Field(ge=0, description="virtual seconds at least")] = 0.5
@@ -52,7 +54,7 @@ class Uniform:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lognormal:
+class Lognormal(FieldsChecked):
     """Lognormal: mostly near the median, now and then much longer."""
 
     median: Seconds = 1.0
@@ -64,7 +66,7 @@ class Lognormal:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exponential:
+class Exponential(FieldsChecked):
     """Exponential: what has taken long takes as long again."""
 
     mean: Seconds = 1.0
@@ -75,7 +77,7 @@ class Exponential:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pareto:
+class Pareto(FieldsChecked):
     """Pareto: a heavy tail, P(longer than t) = (minimum / t)^tail."""
 
     minimum: Seconds = 1.0
@@ -87,13 +89,13 @@ class Pareto:
 
 
 @dataclasses.dataclass(frozen=True)
-class SpeedClasses:
+class SpeedClasses(FieldsChecked):
     """Every client belongs to a class for good, and always takes as long as its class does."""
 
     seconds: Annotated[list[Seconds], Field(min_length=1, description="virtual seconds of each class")] = (
         dataclasses.field(default_factory=lambda: [1.0, 2.0, 10.0])
     )
-    shares: Annotated[list[Seconds], Field(min_length=1, description="of the clients in each class, up to scale")] = (
+    shares: Annotated[list[Share], Field(min_length=1, description="of the clients in each class, up to scale")] = (
         dataclasses.field(default_factory=lambda: [0.5, 0.3, 0.2])
     )
     client_spread: Spread = 0.0
@@ -109,7 +111,7 @@ class SpeedClasses:
 
 
 @dataclasses.dataclass(frozen=True)
-class FromFile:
+class FromFile(FieldsChecked):
     """Durations that were measured: a CSV file with the columns client and seconds, taken in order, over and over."""
 
     path: Annotated[str, Field(description="of the file")]
@@ -156,11 +158,15 @@ def read_table(path: str, columns: tuple[str, ...], num_clients: int) -> pd.Data
     for name in columns:
         if name != "fate" and not pd.api.types.is_numeric_dtype(table[name]):
             raise SojournError(f"{path}: the column {name} holds what is no number.")
-    clients = table["client"].to_numpy()
-    unknown = next((c for c in clients if c != int(c) or not 0 <= c < num_clients), None)
-    if unknown is not None:
-        raise SojournError(f"{path} names client {unknown:g}; the federation has clients 0 to {num_clients - 1}.")
+    check_clients(path, table["client"].to_numpy(float), num_clients)
     return table.astype({"client": int})
+
+
+def check_clients(where: str, clients: np.ndarray, num_clients: int) -> None:
+    known = np.isfinite(clients) & (clients >= 0) & (clients < num_clients)
+    odd = np.flatnonzero(~known | (np.floor(np.where(known, clients, 0)) != np.where(known, clients, 0)))
+    if odd.size:
+        raise SojournError(f"{where} names client {clients[odd[0]]:g}; there are clients 0 to {num_clients - 1}.")
 
 
 CLOCKS = {

@@ -25,6 +25,11 @@ _AT_LEAST = 256  # uploads that every trace has, so that what is decided by look
 _FRUITLESS = 1000  # instants in a row, for each client at work, at which nothing is accepted: then nothing will be
 
 
+def _check_count(name: str, number: Any) -> None:
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+        raise SojournError(f"{name} = {number!r} is out of range; give a whole number of at least 1.")
+
+
 @dataclasses.dataclass(frozen=True)
 class Devices:
     """The clients' machines: how long a local step takes, how long a message, and when they are there."""
@@ -32,6 +37,18 @@ class Devices:
     clock: Clock = dataclasses.field(default_factory=Constant)  # of a local step
     delay: Clock = dataclasses.field(default_factory=lambda: Constant(0.0))  # of a message, either way
     availability: Availability = dataclasses.field(default_factory=Always)
+
+    def __post_init__(self) -> None:
+        for name, part in vars(self).items():
+            if not hasattr(part, "prepare"):
+                raise SojournError(
+                    f"devices.{name} is {part!r}; give one such as traces.Lognormal() or traces.Always()."
+                )
+
+    def identity(self) -> str:
+        """What they are made of, with the contents of files."""
+        parts = [part for part in vars(self).values() if hasattr(part, "path")]
+        return "; ".join([repr(self), *(_digest(part.path) for part in parts)])
 
     def prepare(self, num_clients: int, seed: int) -> "Machines":
         streams = np.random.default_rng([seed, 1]).spawn(4)
@@ -68,6 +85,10 @@ class Work:
     uploads_per_update: int = 1
     weights: np.ndarray | None = None  # of the clients, for a weighted choice
 
+    def __post_init__(self) -> None:
+        for name in ("steps", "uploads_per_update"):
+            _check_count(name, getattr(self, name))
+
 
 Staleness = Annotated[int | None, Field(ge=0, description="uploads that are staler are thrown away; none if left out")]
 
@@ -79,7 +100,7 @@ def busy(
     devices: Devices | None = None,
     work: Work = Work(),  # noqa: B008
     *,
-    concurrency: Annotated[int, Field(ge=1, description="clients at work at the same time, at most")] = 10,
+    concurrency: Annotated[int | None, Field(ge=1, description="clients at work at once, at most; ten or all")] = None,
     choice: Annotated[
         Literal["uniform", "round-robin", "weighted"],
         Field(description="whom of the idle to ask; weighted: by size"),
@@ -91,18 +112,28 @@ def busy(
     seed: Annotated[int, Field(ge=0, lt=2**32, description="of the schedule's random numbers")] = 0,
 ) -> Trace:
     """Up to `concurrency` clients at work; whoever comes back makes room for another, drawn from the idle ones."""
-    if concurrency > num_clients:
-        raise SojournError(f"concurrency = {concurrency} is more than the {num_clients} clients there are.")
+    _check_count("num_clients", num_clients)
+    _check_count("uploads", uploads)
     devices = devices or Devices()
+    if not isinstance(devices, Devices):
+        raise SojournError(f"{devices!r} are no devices; write traces.Devices(clock=…).")
+    concurrency = min(10, num_clients) if concurrency is None else concurrency
+    if concurrency > num_clients:
+        raise SojournError(
+            f"concurrency = {concurrency} is more than the {num_clients} clients there are; lower it, or leave it out."
+        )
+    if choice == "weighted":
+        work = dataclasses.replace(work, weights=_checked_weights(work.weights, num_clients))
     simulation = _Busy(
         num_clients, devices.prepare(num_clients, seed), work, concurrency, choice, max_staleness, timeout, dropout,
         server_seconds,
     )  # fmt: skip
     rows = simulation.run(max(uploads, _AT_LEAST) + concurrency + 1)  # who starts after the last one must be known too
+    shares = _digest_of(np.asarray(work.weights).tobytes()) if choice == "weighted" else None
     about = {
-        "schedule": "busy", "devices": repr(devices), "seed": seed, "concurrency": concurrency, "choice": choice,
+        "schedule": "busy", "devices": devices.identity(), "seed": seed, "concurrency": concurrency, "choice": choice,
         "max_staleness": max_staleness, "timeout": timeout, "dropout": dropout, "server_seconds": server_seconds,
-        "steps": work.steps,
+        "steps": work.steps, "weights": shares,
     }  # fmt: skip
     bound = concurrency if server_seconds == 0 else None
     trace = Trace(pd.DataFrame(rows), num_clients, work.uploads_per_update, bound, about, warranted=True)
@@ -149,8 +180,10 @@ class _Busy:
             now = self._next_instant(uploads)
             fruitless = 0 if self.applied > before else fruitless + 1
             if fruitless > _FRUITLESS * self.concurrency:
+                fates = [fate for fate in self.rows["fate"][-1000:] if fate != UNFINISHED]
                 raise SojournError(
-                    f"after {self.applied} uploads none is accepted any more; raise max_staleness or timeout."
+                    f"after {self.applied} uploads none is accepted any more; of the last tasks most were "
+                    f"{max(set(fates), key=fates.count)}."
                 )
         return self.rows
 
@@ -196,7 +229,8 @@ class _Busy:
             client = int(there[np.searchsorted(there, self.turn) % len(there)])
             self.turn = (client + 1) % len(self.idle)
             return client
-        if self.choice == "weighted" and self.work.weights is not None:
+        if self.choice == "weighted":
+            assert self.work.weights is not None
             shares = np.cumsum(self.work.weights[there])
             return int(there[np.searchsorted(shares, shares[-1] * self.machines.rng.random(), side="right")])
         return int(there[self.machines.rng.integers(len(there))])
@@ -210,6 +244,10 @@ class _Busy:
             fate, end = LOST, self.machines.presence.closes(client, now)
         if self.timeout is not None and end > now + self.timeout:
             fate, end = TIMED_OUT, now + self.timeout
+        if end <= now:
+            raise SojournError(
+                f"at {now:g} virtual seconds a task of {arrives:g} is lost in rounding; give clocks with lighter tails."
+            )
         task = len(self.version)
         for name, value in zip(self.rows, (client, now, end, end, fate), strict=True):
             self.rows[name].append(value)
@@ -240,6 +278,8 @@ def uniform_staleness(
     Clients are drawn uniformly whether or not they are at work already: this is a law of ages, not of machines. With
     several uploads to an update ages are still counted in uploads.
     """
+    _check_count("num_clients", num_clients)
+    _check_count("uploads", uploads)
     if min_staleness > max_staleness:
         raise SojournError(f"min_staleness = {min_staleness} is above max_staleness = {max_staleness}; swap them.")
     # tasks whose uploads come after the last one asked for are needed too: their starts must be kept
@@ -270,8 +310,22 @@ def from_file(
     trace = read_trace(path, num_clients, work.uploads_per_update)
     if len(trace) < uploads:
         raise SojournError(f"{path} has {len(trace)} accepted uploads, fewer than the {uploads} asked for.")
-    about = {"schedule": "file", "sha256": hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()}
-    return dataclasses.replace(trace, about=about, warranted=True)
+    return dataclasses.replace(trace, about={"schedule": "file", "content": _digest(path)}, warranted=True)
+
+
+def _checked_weights(weights: Any, num_clients: int) -> np.ndarray:
+    found = np.zeros(0) if weights is None else np.asarray(weights, float)
+    if found.shape != (num_clients,) or not (found > 0).all() or not np.isfinite(found).all():
+        raise SojournError('choice = "weighted" needs a positive weight for every client, in Work(weights=…).')
+    return found
+
+
+def _digest(path: str) -> str:
+    return _digest_of(Path(path).expanduser().read_bytes())
+
+
+def _digest_of(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 SCHEDULES: dict[str, Callable[..., Trace]] = {"busy": busy, "uniform-staleness": uniform_staleness, "file": from_file}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sojourn.core.errors import SojournError
 from sojourn.traces.schedules import Devices, Machines
 
 _ATTEMPTS = 1000  # visits that a window's end cuts, before the client is given up
@@ -37,4 +38,7 @@ class RoundClock:
             if begins + done <= closes:
                 return begins + arrives
             now = closes
-        return np.inf
+        raise SojournError(
+            f"from {self.now:g} virtual seconds on client {client} is never there long enough for its {steps} steps; "
+            "give longer windows or a faster clock."
+        )

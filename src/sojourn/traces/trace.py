@@ -19,7 +19,7 @@ import pandas as pd
 
 from sojourn.core.errors import SojournError
 from sojourn.core.files import write_atomically
-from sojourn.traces.clocks import read_table
+from sojourn.traces.clocks import check_clients, read_table
 
 ACCEPTED, STALE, LOST, TIMED_OUT, UNFINISHED = FATES = ("accepted", "too stale", "lost", "timed out", "unfinished")
 COLUMNS = ("client", "dispatched", "applied", "fate")
@@ -53,7 +53,7 @@ class Trace:
     num_clients: int
     uploads_per_update: int = 1
     slots: int | None = None
-    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # how it was made
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # how it was made; traces made alike are alike
     warranted: bool = False  # made here, so that it need not be checked
 
     def __post_init__(self) -> None:
@@ -129,8 +129,8 @@ class Trace:
         return self._plan[2]
 
     def until(self, uploads: int) -> "Trace":
-        """The trace as it stands after so many uploads: later ones are under way."""
-        if uploads > len(self):
+        """The trace as it stands after so many uploads, one at least: later ones are under way."""
+        if not 1 <= uploads <= len(self):
             raise SojournError(f"the trace has {len(self)} uploads, not {uploads}; make a longer one.")
         end = float(self.tasks["applied"].to_numpy()[self.order[uploads - 1]])
         fates = self.tasks["fate"].to_numpy(copy=True)
@@ -141,15 +141,13 @@ class Trace:
 
     def busy(self) -> np.ndarray:
         """The share of the time, up to the last upload, in which each client was at work."""
-        end = float(self.uploads.time[-1])
-        tasks = self.tasks[self.tasks["dispatched"] < end]
-        ends = np.minimum((tasks["arrived"] if "arrived" in tasks else tasks["applied"]).to_numpy(), end)
-        spent = np.bincount(tasks["client"], ends - tasks["dispatched"].to_numpy(), self.num_clients)
-        return spent / end if end > 0 else spent
+        return busy_shares(self.tasks, self.num_clients)
 
     def save(self, path: Path | str) -> None:
-        """As CSV, for sharing, with a first line that says what it is, or as Parquet by the ending of the name."""
+        """As CSV or as Parquet, by the ending of the name."""
         path = Path(path)
+        if path.suffix not in (".csv", ".parquet"):
+            raise SojournError(f"{path} does not end in .csv or .parquet; a trace is saved as one of them.")
         if path.suffix == ".parquet":
             write_atomically(path, lambda beside: self.tasks.to_parquet(beside, index=False))
         else:
@@ -159,7 +157,8 @@ class Trace:
 def read_trace(path: Path | str, num_clients: int, uploads_per_update: int = 1) -> Trace:
     """A trace from a file: CSV, or Parquet as a run keeps it. Needed are client, dispatched, applied; a fate if not
     all arrive."""
-    if Path(path).suffix == ".parquet":
+    path = Path(path).expanduser()
+    if path.suffix == ".parquet":
         try:
             tasks = pd.read_parquet(path)
         except (OSError, ValueError) as error:
@@ -179,27 +178,38 @@ def check_tasks(tasks: pd.DataFrame, num_clients: int) -> None:
     missing = [name for name in COLUMNS if name not in tasks]
     if missing:
         raise SojournError(f"the trace has no column {missing[0]}; it needs {', '.join(COLUMNS)}.")
-    clients = tasks["client"].to_numpy()
-    unknown = np.flatnonzero((clients < 0) | (clients >= num_clients))
-    if unknown.size:
-        raise SojournError(
-            f"task {unknown[0]} is given to client {clients[unknown[0]]}; there are clients 0 to {num_clients - 1}."
-        )
+    times = [name for name in ("dispatched", "arrived", "applied") if name in tasks]
+    for name in ("client", *times):
+        if not pd.api.types.is_numeric_dtype(tasks[name]) or not np.isfinite(tasks[name].to_numpy(float)).all():
+            raise SojournError(f"the trace's column {name} holds what is no finite number.")
+    check_clients("the trace", tasks["client"].to_numpy(float), num_clients)
     start, end = tasks["dispatched"].to_numpy(float), tasks["applied"].to_numpy(float)
-    backwards = np.flatnonzero(~(end > start))
+    arrived = tasks["arrived"].to_numpy(float) if "arrived" in tasks else end
+    backwards = np.flatnonzero(~((end > start) & (arrived >= start) & (arrived <= end)))
     if backwards.size:
         where = backwards[0]
         raise SojournError(
             f"task {where} starts at {start[where]:g} and ends at {end[where]:g}; time must not go backwards."
         )
-    if not np.isfinite(start).all() or (start < 0).any() or (np.diff(start) < 0).any():
-        where = int(np.argmax(~np.isfinite(start) | (start < 0) | (np.diff(start, prepend=start[0]) < 0)))
+    if (start < 0).any() or (np.diff(start) < 0).any():
+        where = int(np.argmax((start < 0) | (np.diff(start, prepend=start[0]) < 0)))
         raise SojournError(f"task {where} starts at {start[where]:g}; tasks are in the order of their starts, from 0.")
     odd = set(tasks["fate"]) - set(FATES)
     if odd:
         raise SojournError(f"a task's fate is {sorted(map(str, odd))[0]!r}; it is one of {', '.join(FATES)}.")
     if not (tasks["fate"] == ACCEPTED).any():
         raise SojournError("no task's upload is accepted, so nothing would be learned; make the trace longer.")
+
+
+def busy_shares(tasks: pd.DataFrame, num_clients: int) -> np.ndarray:
+    """The share of the time, up to the last upload, in which each client was at work; one task or several at once."""
+    end = float(tasks.loc[tasks["fate"] == ACCEPTED, "applied"].max())
+    ends = np.minimum((tasks["arrived"] if "arrived" in tasks else tasks["applied"]).to_numpy(), end)
+    spent, until = np.zeros(num_clients), np.zeros(num_clients)
+    for client, begins, ended in zip(tasks["client"], tasks["dispatched"], ends, strict=True):
+        spent[client] += max(0.0, ended - max(begins, until[client]))
+        until[client] = max(until[client], ended)
+    return spent / end
 
 
 @dataclasses.dataclass

@@ -22,7 +22,7 @@ from sojourn.engine import Compiled
 from sojourn.engine.accounting import one_memory, wire_of
 from sojourn.engine.participation import members
 from sojourn.problems.quadratic import Quadratic
-from test_contract import make, quick_compilation, variants
+from test_contract import IN_ROUNDS, make, quick_compilation, variants
 from test_parity import play
 
 run = functools.partial(sj.run, progress=False)
@@ -97,18 +97,18 @@ def assert_reported_is_seen(algorithm: Algorithm, engine: Any, batch_size: int |
     assert sum(reported.values()) > 0
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@IN_ROUNDS
 def test_reported_calls_are_the_calls_that_a_runtime_counter_sees(name: str) -> None:
     assert_reported_is_seen(make(name), ONE_AFTER_ANOTHER)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@IN_ROUNDS
 def test_the_reference_engine_reports_what_the_counter_sees_for_every_choice(name: str) -> None:
     for algorithm in variants(name):
         assert_reported_is_seen(algorithm, "reference", rounds=1)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@IN_ROUNDS
 def test_without_a_batch_size_every_gradient_is_exact_and_counted_as_such(name: str) -> None:
     assert_reported_is_seen(make(name), "reference", batch_size=None, rounds=1)
     assert SEEN["grad"] == 0 < SEEN["full_grad"]

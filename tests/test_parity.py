@@ -13,7 +13,7 @@ import pytest
 import sojourn as sj
 from conftest import random_quadratics
 from sojourn import driver
-from sojourn.algorithms import ALGORITHMS, LocalSGD, Scaffold
+from sojourn.algorithms import LocalSGD, Scaffold
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.federation import Federation
 from sojourn.core.keys import root_key
@@ -22,7 +22,7 @@ from sojourn.engine import Compiled, compiled
 from sojourn.engine.accounting import one_memory, wire_of
 from sojourn.engine.rounds import RunState, start
 from sojourn.history import History, table_of
-from test_contract import bits, make, phases, quick_compilation
+from test_contract import IN_ROUNDS, bits, make, phases, quick_compilation
 
 # Sums in another order: a few units in the last place of float64 (2e-16) per operation on numbers of order one, for a
 # few rounds of a contraction. Measured: below 1e-14.
@@ -76,7 +76,7 @@ def assert_same_state(found: RunState, expected: RunState, atol: float = ROUNDIN
 
 
 @QUICK
-@pytest.mark.parametrize("name", ALGORITHMS)
+@IN_ROUNDS
 def test_the_compiled_engine_gives_the_numbers_of_the_reference_engine(name: str, x64: None) -> None:
     """Noise, unequal weights, and a sampled cohort where the method allows one."""
     federation = sj.problems.quadratic(*random_quadratics(5, 3), noise=0.5, weights=[1, 2, 3, 4, 5])

@@ -153,6 +153,9 @@ VECTORS = {
     "fedadagrad": [(1, 1)],
     "fed-ams": [(2, 2)],
     "fed-lamb": [(2, 2)],
+    "fedasync": [(1, 1)],
+    "fedbuff": [(1, 1)],
+    "asynchronous-fedavg": [(1, 1)],
 }
 
 

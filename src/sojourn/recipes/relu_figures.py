@@ -320,11 +320,11 @@ WIDTH = Recipe(
     name="relu-1",
     title="Wider ReLU networks and Local SGD",
     source="Deng and Mahdavi, figure 1",
-    about=_FILLED + "L = 1 and tau = 10. Full: 200 iterations (8 passes over MNIST), chosen so that m = 1000 can be "
+    about=_FILLED + "L = 1 and tau = 10. Full: 150 iterations (6 passes over MNIST), chosen so that m = 1000 can be "
     "afforded, three seeds, without the squared loss.",
     scales={
         "quick": {**_QUICK, "widths": (50, 200, 500, 1000), "squared_widths": (50, 200)},
-        "full": {**_FULL, "iterations": 200, "tuning_iterations": 100, "evaluations": 5, "seeds": range(3),
+        "full": {**_FULL, "iterations": 150, "tuning_iterations": 75, "evaluations": 5, "seeds": range(3),
                  "widths": (50, 200, 500, 1000)},
     },
     carry_out=_carry_out_width,

@@ -17,6 +17,13 @@ def x64() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_dropped() -> Iterator[None]:
+    """A process can map so many pieces of memory (65,530 on Linux), and every compiled program takes some of them."""
+    yield
+    jax.clear_caches()
+
+
 def random_quadratics(num_clients: int = 6, dimension: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Hessians with eigenvalues of at least one, and optima: strongly convex, heterogeneous in both."""
     rng = np.random.default_rng(seed)

@@ -295,9 +295,9 @@ def test_a_network_learns_from_real_digits_without_rounds() -> None:
     data = sj.data.load("digits")
     clients = sj.partition.shards(data.y_train, 20)
     federation = sj.problems.classification(data, clients, sj.models.mlp((64,), 10, jax.random.key(0)), batch_size=10)
-    trace = traces.busy(20, 150, DEVICES, traces.Work(5), concurrency=8)
+    trace = traces.busy(20, 300, DEVICES, traces.Work(5), concurrency=8)
     method = FedAsync(0.2, 5, staleness_weight="polynomial")
-    found, plain = (play(federation, method, trace, 150, eval_every=50, engine=e) for e in ("compiled", "reference"))
+    found, plain = (play(federation, method, trace, 300, eval_every=100, engine=e) for e in ("compiled", "reference"))
     np.testing.assert_allclose(params(found), params(plain), atol=2e-5)
     assert found.table["test_accuracy"].iloc[-1] > 0.6
 

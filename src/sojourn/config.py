@@ -190,7 +190,8 @@ def _time_parts(tables: Mapping[str, Any], asynchronous: bool) -> dict[str, Part
         )
     if not asynchronous and not any(name in tables for name in TIME):
         return {}
-    if isinstance(schedule := tables.get("schedule"), dict) and schedule.get("name", "busy") != "busy":
+    schedule = tables.get("schedule")
+    if isinstance(schedule, dict) and schedule.get("name", "busy") in set(SCHEDULES) - {"busy"}:
         given = next((name for name in TIME[:3] if name in tables), None)
         if given is not None:
             raise SojournError(

@@ -236,39 +236,35 @@ def write_readme(record: dict[str, Any]) -> None:
         "building, compiling, saving, claims and report, "
         f"{figured['whole_seconds']:.0f} s as a command in a new process (aim: 60).",
         "",
-        *memory_lines(record.get("memory", {})),
-        *asynchronous_lines(record.get("asynchronous", {})),
+        *section("Memory", MEMORY, memory_rows(record.get("memory", {}))),
+        *section("Virtual time", TIME, time_rows(record.get("asynchronous", {}))),
     ]  # fmt: skip
     page.write_text(before + "\n".join(body) + "<!-- end -->" + after)
 
 
-def memory_lines(found: dict[str, dict[str, float]]) -> list[str]:
-    if not found:
+def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table under its own heading; nothing where it has not been measured."""
+    if not rows:
         return []
-    lines = [
-        "### Memory",
-        "",
-        "| peak, relative to data and three models | one after another | side by side |",
-        "|---|---|---|",
-    ]
-    lines += [f"| {name} | {of['scan']:.2f} | {of['vmap']:.2f} |" for name, of in found.items()]
-    return [*lines, ""]
+    line = lambda cells: f"| {' | '.join(cells)} |"  # noqa: E731
+    return [f"### {title}", "", line(columns), "|" + "---|" * len(columns), *map(line, rows), ""]
 
 
-def asynchronous_lines(found: dict[str, dict[str, float]]) -> list[str]:
-    if not found:
-        return []
-    lines = [
-        "### Virtual time",
-        "",
-        "| FedAsync replayed | µs per gradient | relative to synchronous rounds | one at a time, relative to it |",
-        "|---|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {of['microseconds']:.3g} | {of['to_rounds']:.2f} | {of['one_by_one']:.1f} |"
+MEMORY = ("peak, relative to data and three models", "one after another", "side by side")
+TIME = (
+    "FedAsync replayed", "µs per gradient", "relative to synchronous rounds", "one at a time, relative to it",
+)  # fmt: skip
+
+
+def memory_rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
+    return [[name, f"{of['scan']:.2f}", f"{of['vmap']:.2f}"] for name, of in found.items()]
+
+
+def time_rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
+    return [
+        [name, f"{of['microseconds']:.3g}", f"{of['to_rounds']:.2f}", f"{of['one_by_one']:.1f}"]
         for name, of in found.items()
     ]
-    return [*lines, ""]
 
 
 if __name__ == "__main__":

@@ -423,12 +423,14 @@ class Running:
             "clients_side_by_side": self.job.plan.width,
             "facts": {} if self.job.plan.stacked else self.job.federation.facts.known(),
             **labels_entry(None if self.job.plan.stacked else self.job.federation.label_counts),
-            **({} if self.job.plan.stacked else self._setup_entry()),
+            **self._setup_entry(),
             **trace_entry(self.job.trace, int(self.state.round)),
         }
         return History(table, manifest, label=self.about["label"], config=self.config, trace=self._trace_so_far())
 
     def _setup_entry(self) -> dict[str, Any]:
+        if self.job.plan.stacked:
+            return {}  # of several federations: every setting tells its own
         return setup_entry(self.job.federation, self.about["algorithm"], self.job.plan.cohort)
 
 

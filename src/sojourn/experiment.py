@@ -143,12 +143,19 @@ def precision(config: Config) -> Iterator[None]:
 def check_config(config: Config) -> Federation:
     """Builds what a config names and asks every method whether it can run on it; nothing is run."""
     with precision(config):
-        federation = build_federation(config)
-        for part in config.algorithms:
-            method = build_algorithm(tuned(part, federation, config)[0])
-            rounds, how = _played(config, federation, method)
-            make_job(federation, method, rounds, **how)
-    return federation
+        return _prepared(config)[0]
+
+
+def _prepared(config: Config) -> tuple[Federation, list[dict[str, Any]]]:
+    """The federation and, for every method, what `run` is to be given; each has been asked whether it can run."""
+    federation, calls = build_federation(config), []
+    for part in config.algorithms:
+        settled, notes = tuned(part, federation, config)
+        method = build_algorithm(settled)
+        rounds, how = _played(config, federation, method)
+        make_job(federation, method, rounds, **how)
+        calls.append({"algorithm": method, "rounds": rounds, "notes": notes, **how})
+    return federation, calls
 
 
 def run_config(config: Config, out: Path, *, resume: bool = False, progress: bool | None = None) -> list[History]:
@@ -156,18 +163,15 @@ def run_config(config: Config, out: Path, *, resume: bool = False, progress: boo
     _claim(out, resume)
     histories = []
     with precision(config):
-        federation = check_config(config)
+        federation, calls = _prepared(config)
         _write_config(out, config.tables, resume)  # only now: what is refused leaves no trace
-        for part in config.algorithms:
+        for part, call in zip(config.algorithms, calls, strict=True):
             place = out if len(config.algorithms) == 1 else out / part.label
             tables = {**config.tables, "algorithm": _entry(config, part)}
             _write_config(place, tables, resume)
-            settled, notes = tuned(part, federation, config)
-            method = build_algorithm(settled)
-            rounds, how = _played(config, federation, method)
             history = run(
-                federation, method, rounds, seed=config.run.seed, out=place, resume=resume, label=part.label,
-                config=tables, progress=progress, notes=notes, **how,
+                federation, **call, seed=config.run.seed, out=place, resume=resume, label=part.label, config=tables,
+                progress=progress,
             )  # fmt: skip
             histories.append(history)
             _write_config(place, tables)

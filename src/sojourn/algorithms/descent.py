@@ -39,12 +39,14 @@ def check_amounts(algorithm: Any) -> None:
         raise SojournError(f"min_local_steps = {least} is more than num_local_steps = {most}.")
 
 
-def amount_of_work(algorithm: Any, key: jax.Array) -> Any:
-    """A number of steps between the two, drawn uniformly; all of them if there is no least number."""
-    if algorithm.min_local_steps is None:
-        return algorithm.num_local_steps
-    work_key = purpose_key(key, "amount of work")
-    return jax.random.randint(work_key, (), algorithm.min_local_steps, algorithm.num_local_steps + 1, jnp.int32)
+def descend_pulled_back(algorithm: Any, oracle: Oracle, start: Vec, key: jax.Array) -> Vec:
+    """Steps on f(y) + (proximal_weight / 2) ||y - start||^2: a number between the two, drawn uniformly."""
+    number = algorithm.num_local_steps
+    if algorithm.min_local_steps is not None:
+        work_key = purpose_key(key, "amount of work")
+        number = jax.random.randint(work_key, (), algorithm.min_local_steps, algorithm.num_local_steps + 1, jnp.int32)
+    pulled = lambda gradient, y: gradient + algorithm.proximal_weight * (y - start)  # noqa: E731
+    return descend(oracle, start, algorithm.step_size, number, key, pulled, algorithm.num_local_steps)
 
 
 class IterateSum(eqx.Module):

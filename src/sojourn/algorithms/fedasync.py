@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from sojourn.algorithms.base import Algorithm, Context, Info, ModelState
-from sojourn.algorithms.descent import amount_of_work, check_amounts, descend
+from sojourn.algorithms.descent import check_amounts, descend_pulled_back
 from sojourn.algorithms.staleness import KINDS, staleness_weight
 from sojourn.core.options import choice, count, positive, real
 from sojourn.core.oracle import Oracle
@@ -48,8 +48,7 @@ class FedAsync(Algorithm):
         return ModelState(x0)
 
     def local(self, down: Vec, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Vec, Any, Info]:
-        pulled = lambda gradient, y: gradient + self.proximal_weight * (y - down)  # noqa: E731
-        y = descend(oracle, down, self.step_size, amount_of_work(self, key), key, pulled, self.num_local_steps)
+        y = descend_pulled_back(self, oracle, down, key)
         return y, memory, {"drift": norm(y - down)}
 
     def aggregate(self, server: ModelState, up: Vec, context: Context) -> ModelState:

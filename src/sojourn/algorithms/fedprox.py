@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from sojourn.algorithms.base import Algorithm, Context, Info, ModelState
-from sojourn.algorithms.descent import amount_of_work, check_amounts, descend
+from sojourn.algorithms.descent import check_amounts, descend_pulled_back
 from sojourn.core.options import count, positive, real
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec, norm
@@ -32,8 +32,7 @@ class FedProx(Algorithm):
         return ModelState(x0)
 
     def local(self, down: Vec, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Vec, Any, Info]:
-        pulled = lambda gradient, y: gradient + self.proximal_weight * (y - down)  # noqa: E731
-        y = descend(oracle, down, self.step_size, amount_of_work(self, key), key, pulled, self.num_local_steps)
+        y = descend_pulled_back(self, oracle, down, key)
         return y - down, memory, {"drift": norm(y - down)}
 
     def aggregate(self, server: ModelState, up: Vec, context: Context) -> ModelState:

@@ -123,5 +123,6 @@ def _words(schema: Mapping[str, Any]) -> str:
     words = kinds.get(schema.get("type", ""), "a list" if schema.get("type") == "array" else "a value")
     limits = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
     bounds = [f"{phrase} {schema[key]:.15g}" for key, phrase in limits.items() if key in schema]
-    items = f" of which each is {_words(schema['items'])}" if "items" in schema else ""
+    least = f" of {schema['minItems']} or more" if schema.get("minItems") else ""
+    items = f"{least}, of which each is {_words(schema['items'])}" if "items" in schema else ""
     return " ".join([words, " and ".join(bounds)]).strip() + items

@@ -1,14 +1,14 @@
 """Virtual time, in plain Python: one upload after another, each trained when it arrives. The yardstick of `replay`."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sojourn.algorithms.base import Algorithm, Context
-from sojourn.core.federation import Clients, Federation
+from sojourn.core.federation import Clients
 from sojourn.core.vec import norm
 from sojourn.engine.reference import Reference
 from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, lost, visitor
@@ -16,21 +16,10 @@ from sojourn.traces.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True)
-class OneByOne:
+class OneByOne(Reference):
     """The reference engine for asynchronous methods."""
 
     trace: Trace
-
-    sweeps: ClassVar[bool] = False
-
-    def width(self, federation: Federation, cohort: int, num_settings: int = 1) -> int:
-        return 1
-
-    def settings_in_turn(self, federation: Federation) -> bool:
-        return True
-
-    def capacity(self, plan: Plan) -> int:
-        return 64
 
     def begin(self, algorithm: Algorithm, state: RunState) -> RunState:
         down = algorithm.exchanges()[0].broadcast(state.server)
@@ -68,12 +57,6 @@ class OneByOne:
                 break
         state = RunState(server, memory, jnp.asarray(first + len(rows), jnp.int32), state.root, tuple(slots))
         return state, jax.tree.map(lambda *a: np.stack(a), *rows), jnp.asarray(len(rows))
-
-    def warm_up(self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan) -> RunState:
-        return state
-
-    def measure(self, algorithm: Algorithm, clients: Clients, state: RunState, plan: Plan) -> dict[str, jax.Array]:
-        return Reference().measure(algorithm, clients, state, plan)
 
 
 @jax.jit

@@ -16,6 +16,10 @@ from sojourn.recipes.fedasync import CONST, HINGE, POLY, WEIGHTINGS, Kind, play_
 from sojourn.recipes.trends import all_hold
 from sojourn.traces import Devices, Pareto, Work, busy
 
+DIGITS: dict[str, Any] = {
+    "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [32]}, "devices": 50, "batch_size": 10,
+    "concentration": 0.3,
+}  # fmt: skip
 AVG, ASYNC, BUFF = "FedAvg", "FedAsync", "FedBuff"
 
 
@@ -133,8 +137,7 @@ TAILS = Recipe(
     "and rounds.",
     scales={
         name: {
-            "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [32]}, "devices": 50, "cohort": 10,
-            "batch_size": 10, "num_local_steps": 5, "concentration": 0.3, "buffer_size": 10, "accuracy": 0.85,
+            **DIGITS, "cohort": 10, "num_local_steps": 5, "buffer_size": 10, "accuracy": 0.85,
             "step_sizes": (0.03, 0.1, 0.3, 1.0, 3.0), "tails": (5.0, 2.5, 1.5, 1.2), "rounds": rounds,
             "evaluations": 50, "seeds": range(seeds),
         }
@@ -203,8 +206,7 @@ MIXING = Recipe(
     "seeds and gradients.",
     scales={
         name: {
-            "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [32]}, "devices": 50, "batch_size": 10,
-            "num_local_steps": 10, "step_size": 0.1, "proximal_weight": 0.005, "threshold": 4.0, "concentration": 0.3,
+            **DIGITS, "num_local_steps": 10, "step_size": 0.1, "proximal_weight": 0.005, "threshold": 4.0,
             "staleness": (4, 32), "mixings": (0.2, 0.4, 0.6, 0.8, 1.0), "gradients": gradients, "evaluations": 30,
             "seeds": range(seeds),
         }

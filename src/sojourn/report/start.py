@@ -44,7 +44,7 @@ def _row(name: str, setup: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     body = "".join(f"<td>{cell}</td>" for cell in cells)
     conditions = "".join(
-        f"<br><small>{markupsafe.escape(c['condition'])}: {_power(c['left_log10'])} ≤ {_power(c['right_log10'])} "
+        f"<small>{markupsafe.escape(c['condition'])}: {_power(c['left_log10'])} ≤ {_power(c['right_log10'])} "
         f"{'holds' if c['holds'] else 'fails'}</small>"
         for c in checked.get("conditions", ())
     )

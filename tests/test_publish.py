@@ -84,3 +84,18 @@ def test_seconds_go_on_when_a_reproduction_is_taken_up_again(command: Command, a
     kept.write_text(json.dumps({**told, "seconds": 1000.0}), encoding="utf-8")
     command("reproduce", "tiny", "--out", "here", "--resume")
     assert 1000 < json.loads(kept.read_text(encoding="utf-8"))["seconds"] < 2000
+
+
+def test_the_results_in_the_documents_are_those_of_the_recipes_as_they_are() -> None:
+    """What a page says of its experiment, and which claims it judged, must not lag behind the recipe."""
+    folder = Path(__file__).parent.parent / "docs" / "reproductions"
+    pages = sorted(folder.glob("*/claims.json"))
+    assert len(pages) >= 18
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    for path in pages:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        recipe = RECIPES[told["recipe"]]
+        assert recipe.about in (path.parent / "README.md").read_text(encoding="utf-8"), path.parent.name
+        assert told["title"] == recipe.title and f"({path.parent.name}/README.md)" in index
+        scaled = recipe.scales[told["scale"]].get("scaled", "")
+        assert {claim["scaled"] for claim in told["claims"]} == {scaled}, path.parent.name

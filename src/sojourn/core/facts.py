@@ -23,6 +23,7 @@ class Facts:
     num_clients: int | None = None  # M
     start_distance: float | None = None  # B: from x0 to x_star
     mean_optima_distance: float | None = None  # B-bar: mean distance from x0 to the clients' optima
+    start_gap: float | None = None  # Delta: F(x0) - F*, given where theory of non-convex objectives is to be used
     x_star: Any = None  # the minimiser of the average objective, nearest to x0 when there are many; a pytree as x0
     f_star: float | None = None  # its value
     optima: np.ndarray | None = None  # (M, d) the clients' own minimisers

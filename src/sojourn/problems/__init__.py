@@ -4,12 +4,17 @@ from sojourn.problems.catalogue import (
     PROBLEMS,
     Problem,
     cap_regression,
+    cosines,
     generated_regression,
     proposition1,
     random_quadratic,
     theorem1,
     theorem2,
     theorem3,
+    theorem13,
+    theorem15,
+    theorem22,
+    theorem23,
     three_coordinates,
     two_coordinates,
 )
@@ -21,7 +26,8 @@ from sojourn.problems.quadratic import quadratic
 from sojourn.problems.supervised import classification, least_squares, logistic_regression
 
 __all__ = [
-    "PROBLEMS", "Problem", "cap_regression", "classification", "federation", "gaussian_regression",
+    "PROBLEMS", "Problem", "cap_regression", "classification", "cosines", "federation", "gaussian_regression",
     "generated_regression", "language_model", "least_squares", "logistic_regression", "population", "proposition1",
-    "quadratic", "random_quadratic", "theorem1", "theorem2", "theorem3", "three_coordinates", "two_coordinates",
+    "quadratic", "random_quadratic", "theorem1", "theorem13", "theorem15", "theorem2", "theorem22", "theorem23",
+    "theorem3", "three_coordinates", "two_coordinates",
 ]  # fmt: skip

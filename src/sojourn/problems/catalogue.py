@@ -11,7 +11,7 @@ from pydantic import Field
 
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
-from sojourn.problems import instances
+from sojourn.problems import instances, nonconvex, nonconvex_chains
 from sojourn.problems.caps import cap_regression_parameters
 from sojourn.problems.gaussian_regression import gaussian_regression
 from sojourn.problems.instances import Instance
@@ -128,6 +128,71 @@ def proposition1(
     return _instance(instances.proposition1(num_clients, offset), noise, "proposition1")
 
 
+def cosines(
+    *,
+    num_clients: Annotated[int, Field(ge=1, le=10_000)] = 10,
+    dimension: Annotated[int, Field(ge=1, le=10_000)] = 20,
+    hessian_heterogeneity: Annotated[NotNegative, Field(description="tau, exact; the mean objective keeps")] = 0.1,
+    mean_smoothness: Annotated[Positive, Field(description="largest curvature of the mean objective")] = 1.0,
+    condition: Annotated[float, Field(ge=1, allow_inf_nan=False, description="largest curvature over least")] = 10.0,
+    gradient_spread: Annotated[NotNegative, Field(description="difference of clients' gradients at 0")] = 1.0,
+    noise: Annotated[NotNegative, Field(description="sigma of one sample where it is largest")] = 1.0,
+    batch_size: Annotated[int, Field(ge=1, le=100_000, description="samples per gradient")] = 1,
+    start: Annotated[float, Field(gt=0, lt=np.pi, description="every coordinate of x0; concave beyond pi/2")] = 2.0,
+) -> Federation:
+    """Non-convex cosines with exact dials for tau, sigma and Delta; the mean objective does not depend on tau."""
+    return nonconvex.cosines(
+        num_clients, dimension, hessian_heterogeneity, mean_smoothness=mean_smoothness, condition=condition,
+        gradient_spread=gradient_spread, noise=noise, batch_size=batch_size, start=start,
+    )  # fmt: skip
+
+
+Target = Annotated[Positive, Field(description="of the squared gradient norm, which stays above it on the way")]
+Gap = Annotated[Positive, Field(description="Delta, an upper bound on F(x0) - F*")]
+Pairs = Annotated[int, Field(ge=2, le=1_000, description="an even number of clients")]
+
+
+def theorem13(
+    *, num_clients: Annotated[int, Field(ge=1, le=1_000)] = 2, smoothness: Positive = 1.0, start_gap: Gap = 1.0,
+    target: Target = 1e-4,
+) -> Federation:  # fmt: skip
+    """Theorem 13's chain, the same on every client: one coordinate per round of gradients at one point."""
+    return nonconvex_chains.whole_chain(num_clients, smoothness, start_gap, target)
+
+
+def theorem15(
+    *, num_clients: Pairs = 2, smoothness: Positive = 1.0, hessian_heterogeneity: Positive = 0.5,
+    gradient_heterogeneity: Annotated[Positive, Field(description="zeta, an upper bound")] = 1.0, start_gap: Gap = 1.0,
+    target: Target = 1e-5,
+) -> Federation:  # fmt: skip
+    """Theorem 15's chain, split between clients that are close in Hessians and gradients: one coordinate per round."""
+    return nonconvex_chains.split_chain(
+        num_clients, smoothness, hessian_heterogeneity, start_gap, target, gradient_heterogeneity=gradient_heterogeneity
+    )
+
+
+def theorem22(
+    *, num_clients: Pairs = 2, smoothness: Positive = 1.0, hessian_heterogeneity: Positive = 0.5, start_gap: Gap = 1.0,
+    target: Target = 1e-5,
+) -> Federation:  # fmt: skip
+    """Theorem 22's chain, split between clients whose Hessians differ by at most tau: one coordinate per round."""
+    return nonconvex_chains.split_chain(
+        num_clients, smoothness, hessian_heterogeneity, start_gap, target, name="theorem22"
+    )
+
+
+def theorem23(
+    *, num_clients: Pairs = 2, smoothness: Positive = 1.0,
+    gradient_heterogeneity: Annotated[Positive, Field(description="zeta, an upper bound")] = 1.0, start_gap: Gap = 1.0,
+    target: Target = 1e-5,
+) -> Federation:  # fmt: skip
+    """Theorem 23's chain, split between clients whose gradients differ by at most H zeta: one coordinate per round."""
+    return nonconvex_chains.split_chain(
+        num_clients, smoothness, smoothness, start_gap, target, gradient_heterogeneity=gradient_heterogeneity,
+        name="theorem23",
+    )  # fmt: skip
+
+
 def generated_regression(
     *,
     num_clients: Annotated[int, Field(ge=1, le=100_000_000)] = 1_000_000,
@@ -195,4 +260,9 @@ PROBLEMS: dict[str, Problem] = {
     "theorem3": Problem(theorem3),
     "proposition1": Problem(proposition1),
     "generated-regression": Problem(generated_regression),
+    "cosines": Problem(cosines),
+    "theorem13": Problem(theorem13),
+    "theorem15": Problem(theorem15),
+    "theorem22": Problem(theorem22),
+    "theorem23": Problem(theorem23),
 }

@@ -7,7 +7,7 @@ part of its metadata, so that the ledger, the error message and the check are th
 Names of arguments, and the letters of the thesis: smoothness H, strong_convexity mu, third_order_smoothness Q,
 hessian_heterogeneity tau, optima_heterogeneity zeta_*, optima_distance phi_*, gradient_heterogeneity zeta,
 noise sigma_2, noise4 sigma_4, start_distance B, mean_optima_distance B-bar, num_clients M, step_size eta,
-outer_step_size beta, num_local_steps K, rounds R.
+outer_step_size beta, num_local_steps K, rounds R; of chapter 6, start_gap Delta, momentum beta, batch_size b.
 """
 
 import dataclasses
@@ -29,7 +29,8 @@ LETTERS = {
     "smoothness": "H", "strong_convexity": "mu", "third_order_smoothness": "Q", "hessian_heterogeneity": "tau",
     "optima_heterogeneity": "zeta_*", "optima_distance": "phi_*", "gradient_heterogeneity": "zeta", "noise": "sigma_2",
     "noise4": "sigma_4", "start_distance": "B", "mean_optima_distance": "B-bar", "num_clients": "M",
-    "step_size": "eta", "outer_step_size": "beta", "num_local_steps": "K", "rounds": "R",
+    "step_size": "eta", "outer_step_size": "beta", "num_local_steps": "K", "rounds": "R", "start_gap": "Delta",
+    "momentum": "beta", "batch_size": "b",
 }  # fmt: skip
 
 _COUNTS = ("num_local_steps", "num_clients")  # at least 1; other numbers are at least 0

@@ -31,9 +31,9 @@ from sojourn.engine.rounds import RunState, start
 ROUNDING = 1e-12
 
 
-def client_key(seed: int, round: int, client: int) -> jax.Array:
+def client_key(seed: int, round: int, client: int, purpose: str = "local") -> jax.Array:
     """The key of a client in a round, folded as the engine's contract says: by round, by client, by purpose."""
-    return purpose_key(jax.random.fold_in(jax.random.fold_in(root_key(seed), round), client), "local")
+    return purpose_key(jax.random.fold_in(jax.random.fold_in(root_key(seed), round), client), purpose)
 
 
 @jax.jit
@@ -73,11 +73,15 @@ class Retyped:
         """The cohort's weights in the objective, summing to one."""
         return self.weights[ids] / self.weights[ids].sum()
 
-    def noise(self, round: int, client: int, num_steps: int) -> np.ndarray:
+    def one(self, round: int, purpose: str) -> int:
+        """The client that an exchange of one client asks."""
+        return int(members(Who.ONE, jax.random.fold_in(root_key(self.seed), round), self.num_clients, 1, purpose)[0])
+
+    def noise(self, round: int, client: int, num_steps: int, purpose: str = "local") -> np.ndarray:
         """(num_steps, d): what is added to the client's exact gradients in its steps of the round."""
         if not self.noisy:
             return np.zeros((num_steps, len(self.x0)))
-        drawn = _noise_of_eight_steps(self.objective, client, client_key(self.seed, round, client))
+        drawn = _noise_of_eight_steps(self.objective, client, client_key(self.seed, round, client, purpose))
         return np.asarray(drawn)[:num_steps]
 
     def grad(self, client: int, x: np.ndarray) -> np.ndarray:

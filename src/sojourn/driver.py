@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from sojourn.algorithms.base import Algorithm, Who
+from sojourn.algorithms.base import Algorithm, Exchange, Who
 from sojourn.core.compilation import use_compilation_cache
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.federation import Clients, Federation
@@ -38,7 +38,8 @@ from sojourn.engine.rounds import (
     Plan,
     RunState,
     divergence_limit,
-    fixed_members,
+    may_know,
+    phase,
     start,
     vector_size,
 )
@@ -250,19 +251,11 @@ class Running:
         server = jax.eval_shape(algorithm.init_server, fed.x0)
         memory = one_memory(algorithm, fed.x0)
         phases = {"opening": algorithm.opening(), "steady": algorithm.exchanges(), "closing": algorithm.closing()}
-        for exchange in (e for phase in phases.values() for e in phase):
-            messages = message_shapes(exchange, fed.clients, server, memory)
-            if exchange.reduce == "mean" and not all_floats(messages[1]):
-                raise SojournError(
-                    f"{type(algorithm).__name__} answers with whole numbers, which have no weighted mean; "
-                    'send floats, or declare reduce = "stack".'
-                )
-            if has_known(messages) and not fixed_members(exchange, fed.num_clients, cohort):
-                raise SojournError(
-                    f"{type(algorithm).__name__} relies on what clients remember from the round before, so everyone "
-                    "must take part: leave participation out."
-                )
-        return {name: [wire_of(e, fed.clients, server, memory) for e in phase] for name, phase in phases.items()}
+        for exchanges in phases.values():
+            for number, exchange in enumerate(exchanges):
+                messages = message_shapes(exchange, fed.clients, server, memory)
+                _check_messages(algorithm, exchange, messages, may_know(exchanges, number, fed.num_clients, cohort))
+        return {name: [wire_of(e, fed.clients, server, memory) for e in several] for name, several in phases.items()}
 
     def _open_directory(self, out: Path, resume: bool) -> None:
         if resume and (out / STATE_FILE).exists():  # killed before the first save: there is nothing to lose
@@ -308,16 +301,15 @@ class Running:
 
     def _play(self, display: Display, stopped: threading.Event) -> None:
         job = self.job
-        opening = bool(job.algorithm.opening()) and int(self.state.round) == 0
-        saved_at, pace, warm = time.monotonic(), 1, False
+        saved_at, pace, warm = time.monotonic(), 1, set[bool]()
         while (done := int(self.state.round)) < job.rounds and self.status == "running" and not stopped.is_set():
-            if not warm:
+            opening, alike = phase(job.algorithm, done)
+            if opening not in warm:
                 self._warm_up(opening)
-            left = job.rounds - done
-            length = 1 if opening else min(left, pace, job.engine.capacity(job.plan))
+                warm.add(opening)
+            length = int(min(job.rounds - done, alike, pace, job.engine.capacity(job.plan)))
             seconds, diverged = self._chunk(length, opening)
             pace = max(1, min(8 * pace, int(length * _CHUNK_SECONDS / max(seconds, 1e-9))))
-            warm, opening = not opening, False
             display.update(int(self.state.round), self._latest())
             if diverged:
                 self.status = "diverged"
@@ -394,17 +386,17 @@ class Running:
         """A finished run's last round as it was before the closing: it is counted again, perhaps in a later round."""
         done = int(self.state.round)
         if self._wires["closing"] and done > 0:
-            phase = "opening" if done == 1 and self._wires["opening"] else "steady"
-            for name, number in self._sent(phase).items():
+            opened, _ = phase(self.job.algorithm, done - 1)
+            for name, number in self._sent("opening" if opened else "steady").items():
                 table.loc[table["round"] == done, name] = number
         return table
 
-    def _sent(self, phase: str) -> dict[str, int]:
-        """What a phase's exchanges send in all, by column."""
+    def _sent(self, part: str) -> dict[str, int]:
+        """What the exchanges of an opening, a steady round or the closing send in all, by column."""
         algorithm = self.job.algorithm
-        exchanges = {"opening": algorithm.opening, "steady": algorithm.exchanges, "closing": algorithm.closing}[phase]()
+        exchanges = {"opening": algorithm.opening, "steady": algorithm.exchanges, "closing": algorithm.closing}[part]()
         sizes = {Who.ALL: self.job.federation.num_clients, Who.COHORT: self.job.plan.cohort, Who.ONE: 1, Who.FIRST: 1}
-        pairs = list(zip(exchanges, self._wires[phase], strict=True))
+        pairs = list(zip(exchanges, self._wires[part], strict=True))
         return {name: sum(sizes[e.who] * getattr(wire, name) for e, wire in pairs) for name in WIRE_COLUMNS}
 
     def _history(self, table: pd.DataFrame) -> History:
@@ -440,6 +432,20 @@ def setup_entry(federation: Federation, algorithm: Mapping[str, Any], cohort: in
         return {}
     everyone = cohort == federation.num_clients
     return {"setup": federation.setup.told(algorithm, federation.clients.batch_size, everyone)}
+
+
+def _check_messages(algorithm: Algorithm, exchange: Exchange, messages: tuple[Any, Any], may_know: bool) -> None:
+    if exchange.reduce == "mean" and not all_floats(messages[1]):
+        raise SojournError(
+            f"{type(algorithm).__name__} answers with whole numbers, which have no weighted mean; "
+            'send floats, or declare reduce = "stack".'
+        )
+    if has_known(messages) and not may_know:
+        printed = ', or choose messages = "printed"' if "messages" in options_of(type(algorithm)) else ""
+        raise SojournError(
+            f"{type(algorithm).__name__} relies on what clients remember from the round before, so everyone "
+            f"must take part: leave participation out{printed}."
+        )
 
 
 def _read_table(path: Path, rounds: int) -> pd.DataFrame:

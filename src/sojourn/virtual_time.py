@@ -14,6 +14,7 @@ from sojourn.core.federation import Federation
 from sojourn.diagnostics.round_probes import ROUND_PROBES
 from sojourn.engine.accounting import gradients_of, one_memory
 from sojourn.engine.participation import members
+from sojourn.engine.rounds import phase
 from sojourn.traces import Devices, RoundClock, Trace
 
 SECONDS = "virtual_seconds"
@@ -84,7 +85,7 @@ class VirtualTime:
         self, federation: Federation, algorithm: Algorithm, cohort: int, root: Any, trace: Trace | None,
         devices: Devices | None,
     ) -> None:  # fmt: skip
-        self._num_clients, self._cohort = federation.num_clients, cohort
+        self._algorithm, self._num_clients, self._cohort = algorithm, federation.num_clients, cohort
         self._root = np.asarray(jax.random.key_data(root))  # a copy: the run's own is used up
         self._trace, self._told = trace, 0
         self._clock: RoundClock | None = None
@@ -116,8 +117,10 @@ class VirtualTime:
         times = {}
         while self._told < last:
             asked, steps, number = self._asked, self._steps, min(_TOGETHER, last - self._told)
-            if self._told == 0 and self._opening is not None:
-                (asked, steps), number = self._opening, 1
+            opening, alike = phase(self._algorithm, self._told)
+            if opening and self._opening is not None:
+                asked, steps = self._opening
+            number = int(min(number, alike))
             ids = [
                 np.asarray(of_all) for of_all in asked(np.arange(self._told, self._told + _TOGETHER, dtype=np.int32))
             ]

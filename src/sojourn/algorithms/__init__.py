@@ -6,6 +6,8 @@ from typing import Any
 
 from sojourn.algorithms.ac_sa import ACSA, LocalACSA
 from sojourn.algorithms.base import Algorithm
+from sojourn.algorithms.bvr_l_sgd import BVRLSGD
+from sojourn.algorithms.ce_lsgd import CELGD, CELSGD
 from sojourn.algorithms.fed_ams import FedAMS
 from sojourn.algorithms.fed_lamb import FedLAMB
 from sojourn.algorithms.fedac import FedAc
@@ -15,10 +17,14 @@ from sojourn.algorithms.fedbuff import FedBuff
 from sojourn.algorithms.fedopt import FedOpt
 from sojourn.algorithms.fedprox import FedProx
 from sojourn.algorithms.local_sgd import LocalSGD
+from sojourn.algorithms.mb_sarah import MBSARAH
+from sojourn.algorithms.mb_storm import MBSTORM
+from sojourn.algorithms.mime import MimeLite, MimeMVR
 from sojourn.algorithms.minibatch_sgd import MinibatchSGD
 from sojourn.algorithms.regularized_local_sgd import RegularizedLocalSGD
 from sojourn.algorithms.scaffold import Scaffold
 from sojourn.algorithms.single_machine_sgd import SingleMachineSGD
+from sojourn.algorithms.stem import STEM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +64,14 @@ ALGORITHMS: dict[str, Method] = {
     "fedadagrad": Method(FedOpt, {"optimizer": "adagrad"}, "FedOpt with Adagrad at the server."),
     "fed-ams": Method(FedAMS),
     "fed-lamb": Method(FedLAMB),
+    "ce-lsgd": Method(CELSGD),
+    "ce-lgd": Method(CELGD),
+    "mb-storm": Method(MBSTORM),
+    "mb-sarah": Method(MBSARAH),
+    "bvr-l-sgd": Method(BVRLSGD),
+    "stem": Method(STEM),
+    "mime-mvr": Method(MimeMVR),
+    "mime-lite": Method(MimeLite),
     "fedasync": Method(FedAsync),
     "fedbuff": Method(FedBuff),
     "asynchronous-fedavg": Method(
@@ -66,6 +80,7 @@ ALGORITHMS: dict[str, Method] = {
 }
 
 __all__ = [
-    "ACSA", "ALGORITHMS", "Algorithm", "FedAMS", "FedAc", "FedAsync", "FedAvg", "FedBuff", "FedLAMB", "FedOpt",
-    "FedProx", "LocalACSA", "LocalSGD", "Method", "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SingleMachineSGD",
+    "ACSA", "ALGORITHMS", "BVRLSGD", "CELGD", "CELSGD", "MBSARAH", "MBSTORM", "STEM", "Algorithm", "FedAMS", "FedAc",
+    "FedAsync", "FedAvg", "FedBuff", "FedLAMB", "FedOpt", "FedProx", "LocalACSA", "LocalSGD", "Method", "MimeLite",
+    "MimeMVR", "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SingleMachineSGD",
 ]  # fmt: skip

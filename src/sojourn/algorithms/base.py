@@ -32,7 +32,8 @@ class Who(enum.Enum):
 class Known(eqx.Module):
     """A part of a message that need not travel, because the receiver holds it already; it is not counted.
 
-    Only true where the same clients take part every round, so an engine refuses it in a sampled cohort.
+    Only true where the same clients take part every round, or where an exchange before it in the same round went to
+    all who now take part; an engine refuses it elsewhere.
     """
 
     content: Any
@@ -65,7 +66,7 @@ class Algorithm(eqx.Module):
     """A method: a frozen set of numbers with a few pure functions.
 
     Methods with one exchange define `broadcast`, `local` and `aggregate`. Others override `exchanges`; `opening`
-    replaces it in the very first round, `closing` is run once after the last.
+    replaces it in the very first round, and again every `reopens_every` rounds; `closing` is run once after the last.
     """
 
     weighting: ClassVar[str] = "objective"  # "objective": the federation's weights; "size": by number of samples
@@ -114,6 +115,10 @@ class Algorithm(eqx.Module):
     def opening(self) -> tuple[Exchange, ...]:
         """The first round's exchanges, where they differ in shape from the others; () when they do not."""
         return ()
+
+    def reopens_every(self) -> int:
+        """Rounds from one opening to the next, of methods that begin anew now and then; 0: only the first opens."""
+        return 0
 
     def closing(self) -> tuple[Exchange, ...]:
         return ()

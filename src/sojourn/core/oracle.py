@@ -150,6 +150,23 @@ class Oracle:
         self._count("grad", z.num_batches)
         return Vec(self._objective.grad(x.tree, self._view, z.content))
 
+    def mean_grad(self, x: Vec, key: jax.Array, num_batches: int) -> Vec:
+        """The mean gradient at x over so many fresh batches, drawn in blocks: memory does not grow with them."""
+        if self._batch_size is None:
+            return self.full_grad(x)
+        block = min(num_batches, self._block_length(key))
+        whole, rest = divmod(num_batches, block)
+
+        def of_block(number: jax.Array | int, length: int) -> Vec:
+            z = self._objective.pool(self._draw_block(key, number, length))
+            return (length / num_batches) * Vec(self._objective.grad(x.tree, self._view, z))
+
+        total = of_block(0, block)
+        if whole > 1:
+            total = jax.lax.fori_loop(1, whole, lambda number, sum_: sum_ + of_block(number, block), total)
+        self._count("grad", num_batches)
+        return total + of_block(whole, rest) if rest else total
+
     def value(self, x: Vec, z: Any) -> jax.Array:
         if z is None:
             return self.full_value(x)

@@ -5,7 +5,8 @@ Engines differ in how they loop over rounds and clients; what a round *is* stand
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -30,7 +31,7 @@ class Plan:
     record: tuple[str, ...] = ()
     grid: tuple[int, int] | None = None  # of a sweep: (algorithms, worlds), see `over_grid`
     stacked: tuple[bool, ...] = ()  # of a sweep over federations: which leaves of the clients have an axis of worlds
-    opening: bool = False  # the first round of a method that opens differently
+    opening: bool = False  # a round that the method opens with, where those differ
     row_size: int = 0  # how many numbers the vectors in a row hold, where probes record vectors
 
     def exchanges(self, algorithm: Algorithm) -> tuple[Exchange, ...]:
@@ -281,9 +282,22 @@ def divergence_limit(x0: Vec) -> jax.Array:
     return 1e6 * (1 + norm(x0))
 
 
-def fixed_members(exchange: Exchange, num_clients: int, cohort: int) -> bool:
-    """Whether the same clients take part every round, so that they may be known to hold things."""
-    return exchange.who in (Who.ALL, Who.FIRST) or (exchange.who is Who.COHORT and cohort == num_clients)
+def phase(algorithm: Algorithm, round: int) -> tuple[bool, float]:
+    """Whether this round (they count from 0) is an opening, and how many rounds from it on are played alike."""
+    if not algorithm.opening():
+        return False, math.inf
+    every = algorithm.reopens_every() or math.inf
+    since = round % every
+    return (True, 1) if since == 0 else (False, every - since)
+
+
+def may_know(exchanges: Sequence[Exchange], number: int, num_clients: int, cohort: int) -> bool:
+    """Whether all who take part in an exchange surely hold what was sent before, in this round or in the last."""
+    everyone = lambda who: who is Who.ALL or (who is Who.COHORT and cohort == num_clients)  # noqa: E731
+    who, earlier = exchanges[number].who, [exchange.who for exchange in exchanges[:number]]
+    if everyone(who) or who is Who.FIRST or any(everyone(other) for other in earlier):
+        return True
+    return who is Who.COHORT and Who.COHORT in earlier  # one draw serves the whole round
 
 
 def vector_size(algorithm: Algorithm, federation: Federation, plan: Plan) -> int:
@@ -296,6 +310,6 @@ def vector_size(algorithm: Algorithm, federation: Federation, plan: Plan) -> int
         state = start(one, federation, root)
         return play_exchanges(one, exchanges, federation.clients, plan, state, plan.record)[2].info
 
-    phases = [phase for phase in (one.opening(), one.exchanges()) if phase]
-    found = [jax.eval_shape(functools.partial(info, phase), jax.random.key(0)) for phase in phases]
+    kinds = [several for several in (one.opening(), one.exchanges()) if several]
+    found = [jax.eval_shape(functools.partial(info, several), jax.random.key(0)) for several in kinds]
     return max(sum(value.size for value in row.values() if value.ndim) for row in found)

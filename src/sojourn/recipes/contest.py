@@ -96,6 +96,7 @@ class Contest:
     evaluations: int = 20
     eval_every: int | None = None  # in place of a number of evaluations
     tuning_rounds: int | None = None  # None: as many as are played in the end
+    tuning_seeds: Sequence[int] = TUNING_SEEDS
     one_by_one: bool = False  # one program for tuning and all seeds: for networks whose compilation outlasts their runs
 
     def play(self, contender: Contender, step_size: float | None = None) -> Curves:
@@ -136,7 +137,7 @@ class Contest:
 
     def losses(self, contender: Contender) -> np.ndarray:
         """The training loss at the end of the tuning rounds for every step size; infinite where a run diverged."""
-        settings = _settings(contender, contender.step_sizes, TUNING_SEEDS)
+        settings = _settings(contender, contender.step_sizes, self.tuning_seeds)
         rounds = min(contender.rounds, self.tuning_rounds or contender.rounds)
         table = self._sweep(f"{contender.label} tuning", settings, rounds)
         ends = table[table["round"] == table.groupby("setting")["round"].transform("max")]

@@ -269,7 +269,7 @@ _COMMON: dict[str, Any] = {
 }  # fmt: skip
 _QUICK: dict[str, Any] = {
     **_COMMON, "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [32]}, "devices": 50, "batch_size": 10,
-    "gradients": 6000, "evaluations": 30, "seeds": range(5),
+    "gradients": 6000, "evaluations": 30, "seeds": range(10),
     "scaled": "a perceptron on 8 x 8 digits, 50 devices, 6000 gradients, in place of the CNN on CIFAR-10, 100 devices",
 }  # fmt: skip
 _FULL: dict[str, Any] = {

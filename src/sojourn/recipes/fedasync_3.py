@@ -40,14 +40,14 @@ RECIPE = Recipe(
     "gradients clipped to 0.25, step 20, rho = 1e-4, Hinge with a = 10 and b = 2; uploads start from models that are 0 "
     "to S versions old, uniformly. Filled in: 2 layers of 200 units, dropout 0.2, alpha = 0.6 and 0.9, 10 local steps, "
     "windows at random offsets with a fresh state. Differences are in log perplexity. Quick: 40,000 characters of "
-    "tinyshakespeare on 20 devices, one layer of 48 units, batches of 10, 600 gradients, three seeds. Full: WikiText-2 "
+    "tinyshakespeare on 20 devices, one layer of 48 units, batches of 10, 600 gradients, six seeds. Full: WikiText-2 "
     "on 100 devices; at a quarter of a second and more a gradient two cores need weeks, and it was not run.",
     scales={
         "quick": {
             **_COMMON, "problem": {"batch_size": 10, "bptt": 35, "clip": 0.25},
             "data": {"name": "tinyshakespeare", "num_train": 40_000, "num_test": 8000},
             "model": {"units": 48, "embedding": 48, "layers": 1}, "devices": 20, "gradients": 600, "evaluations": 10,
-            "seeds": range(3),
+            "seeds": range(6),
             "scaled": "characters of tinyshakespeare on 20 devices and a small LSTM in place of WikiText-2 on 100",
         },
         "full": {

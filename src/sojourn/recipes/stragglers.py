@@ -59,7 +59,11 @@ def play(bench: Bench, tail: float) -> dict[str, Curves]:
         rounds = scale["rounds"] if name == AVG else uploads
         home = functools.partial(_home, scale, scale["devices"])
         contender = Contender(f"{name}, tail {tail:g}", make, home, scale["step_sizes"], rounds, time)
-        course = Contest(bench, scale["seeds"], cohort if name == AVG else None, scale["evaluations"]).play(contender)
+        contest = Contest(
+            bench, scale["seeds"], cohort if name == AVG else None, scale["evaluations"],
+            tuning_seeds=scale["tuning_seeds"],
+        )  # fmt: skip
+        course = contest.play(contender)
         found[name] = dataclasses.replace(course, label=name)
     return found
 
@@ -82,9 +86,10 @@ def judge(by_tail: Times, accuracy: float) -> list[Claim]:
     n = len(by_tail[light][AVG][0])
     gain = {(tail, name): _log_ratio(by_tail[tail], name) for tail in tails for name in (ASYNC, BUFF)}
     rule = f"log of virtual seconds to {accuracy:.0%} test accuracy, paired seeds, t-interval"
-    told = lambda name: ", ".join(  # noqa: E731
-        f"{np.exp(gain[tail, name].mean()):.2f} times at tail {tail:g}" for tail in tails
-    )
+
+    def told(name: str) -> str:
+        return ", ".join(f"{_times(gain[tail, name])} at tail {tail:g}" for tail in tails)
+
     claims = []
     for name in (ASYNC, BUFF):
         holds, text = above(gain[heavy, name], 0.0)
@@ -97,6 +102,12 @@ def judge(by_tail: Times, accuracy: float) -> list[Claim]:
                   "check"),
         ]  # fmt: skip
     return claims
+
+
+def _times(gains: np.ndarray) -> str:
+    reached = gains[~np.isnan(gains)]
+    text = f"{np.exp(reached.mean()):.2f} times" if len(reached) else "no times"
+    return text if len(reached) == len(gains) else f"{text} ({len(reached)} of {len(gains)} runs reach it)"
 
 
 def _log_ratio(times: Mapping[str, tuple[np.ndarray, np.ndarray]], name: str) -> np.ndarray:
@@ -133,13 +144,13 @@ TAILS = Recipe(
     about="FedAvg waits for the slowest of ten clients in every round; FedAsync and FedBuff (a buffer of ten) keep ten "
     "at work. A local step takes Pareto times with a minimum of 1 and tails 5, 2.5, 1.5 and 1.2 (at 1 the mean is "
     "infinite). 8 x 8 digits over 50 clients by a Dirichlet law, five local steps, batches of 10; each method's step "
-    "is the best of five by the training loss at equal numbers of gradients, on a seed of its own. Full: more seeds "
-    "and rounds.",
+    "is the best of five by the mean training loss of five runs at equal numbers of gradients, on seeds of their own. "
+    "Full: more seeds and rounds.",
     scales={
         name: {
             **DIGITS, "cohort": 10, "num_local_steps": 5, "buffer_size": 10, "accuracy": 0.85,
             "step_sizes": (0.03, 0.1, 0.3, 1.0, 3.0), "tails": (5.0, 2.5, 1.5, 1.2), "rounds": rounds,
-            "evaluations": 50, "seeds": range(seeds),
+            "evaluations": 50, "seeds": range(seeds), "tuning_seeds": range(1000, 1005),
         }
         for name, rounds, seeds in (("quick", 100, 5), ("full", 300, 20))
     },

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sojourn.theory.statement import statement
-from sojourn.theory.tuning import drifting
+from sojourn.theory.tuning import drifting, with_sum
 
 _TEST = "test_theory_rates.py::"
 _STRONG = ("strong_convexity > 0", "rounds > 0")
@@ -21,13 +21,6 @@ _ROUNDS = ("strong_convexity > 0", "target > 0")
 def dominant(terms: Mapping[str, Any]) -> str:
     """The name of the largest term of a rate at one point."""
     return max((name for name in terms if name != "sum"), key=lambda name: float(terms[name]))
-
-
-def _with_sum(**terms: Any) -> dict[str, Any]:
-    total = np.asarray(0.0)
-    for term in terms.values():
-        total = total + term
-    return {**terms, "sum": total}
 
 
 @statement(
@@ -115,7 +108,7 @@ def rate_3_5(
 ) -> Any:  # fmt: skip
     """The gap of local SGD on identical convex clients."""
     curvature = (third_order_smoothness * noise4**2 * start_distance**5) ** (1 / 3)
-    return _with_sum(
+    return with_sum(
         optimization=smoothness * start_distance**2 / (num_local_steps * rounds),
         noise=noise * start_distance / (num_clients * num_local_steps * rounds) ** 0.5,
         curvature=curvature / (num_local_steps * rounds**2) ** (1 / 3),
@@ -134,7 +127,7 @@ def rate_3_6(
 ) -> Any:  # fmt: skip
     """The gap of FedAc on identical convex clients."""
     H, B, M, K, R = smoothness, start_distance, num_clients, num_local_steps, rounds
-    return _with_sum(
+    return with_sum(
         optimization=H * B**2 / (K * R**2),
         noise=noise * B / (M * K * R) ** 0.5,
         drift=(H * noise**2 * B**4 / (M * K)) ** (1 / 3) / R,
@@ -157,7 +150,7 @@ def rate_3_7(
     """What no method can beat on identical convex clients."""
     B, K, R, gap = start_distance, num_local_steps, rounds, smoothness * start_distance**2
     bent = (third_order_smoothness * noise) ** 0.5 * B**2 / (K**0.25 * R**2)
-    return _with_sum(
+    return with_sum(
         optimization=gap / (K * R) ** 2,
         noise=np.minimum(noise * B / (num_clients * K * R) ** 0.5, gap),
         communication=np.minimum(np.minimum(gap / R**2, bent), noise * B / (K * R) ** 0.5),
@@ -175,7 +168,7 @@ def rate_minibatch(
 ) -> Any:  # fmt: skip
     """The squared distance of minibatch SGD."""
     samples = num_clients * num_local_steps * rounds
-    return _with_sum(
+    return with_sum(
         optimization=np.exp(-strong_convexity * rounds / (2 * smoothness)) * start_distance**2,
         noise=(noise / strong_convexity) ** 2 / samples,
     )
@@ -191,7 +184,7 @@ def rate_local(
     rounds: Any,
 ) -> Any:  # fmt: skip
     """The squared distance of local SGD where local steps cost nothing."""
-    return _with_sum(**_start_and_noise(
+    return with_sum(**_start_and_noise(
         1.0, 2.0, smoothness, strong_convexity, start_distance, noise, num_clients, num_local_steps * rounds
     ))  # fmt: skip
 
@@ -205,7 +198,7 @@ def rate_single_machine(
     *, smoothness: Any, strong_convexity: Any, start_distance: Any, noise: Any, num_local_steps: Any, rounds: Any
 ) -> Any:
     """The squared distance of SGD on one machine."""
-    return _with_sum(**_start_and_noise(
+    return with_sum(**_start_and_noise(
         1.0, 2.0, smoothness, strong_convexity, start_distance, noise, 1.0, num_local_steps * rounds
     ))  # fmt: skip
 
@@ -311,7 +304,7 @@ def rate_theorem_9(
     local = (t * s) ** 2 / (K * R**3) + s**2 * log / (K * R**2) + (t * s4) ** 4 / (K**2 * R**5 * B**2)
     local = local + t**2 * s**4 / (K * R**5 * B**2) + s4**4 * log / (K * R**4 * B**2)
     apart = (z / R) ** 2 + z**4 / (R**3 * B**2) + (s * z / B) ** 2 / R**4
-    return _with_sum(
+    return with_sum(
         optimization=np.exp(-mu * K * R / H) * B**2,
         noise=s**2 / (M * K * R) + s4**4 / ((K * R) ** 3 * (M * B) ** 2),
         optima_distance=stiff * (far * p**2 + (t * p / R) ** 4 / B**2),
@@ -372,7 +365,7 @@ def rate_theorem_12(
     B, K, R, drift = start_distance, num_local_steps, rounds, drifting(num_local_steps, num_clients)
     slope = smoothness * gradient_heterogeneity
     bent = drift * (third_order_smoothness * B**5 / R**2) ** (1 / 3)
-    return _with_sum(
+    return with_sum(
         optimization=smoothness * B**2 / (K * R),
         noise=noise * B / (num_clients * K * R) ** 0.5,
         hessian_heterogeneity=drift * (hessian_heterogeneity * slope * B**3 / R) ** 0.5,
@@ -395,7 +388,7 @@ def rounds_5_2(
 ) -> Any:  # fmt: skip
     """Rounds of local SGD to a squared distance, for many local steps."""
     scale = smoothness / strong_convexity**2
-    return _with_sum(
+    return with_sum(
         least=scale * hessian_heterogeneity,
         optima_distance=scale * hessian_heterogeneity * optima_distance / target**0.5,
         optima_heterogeneity=scale * smoothness * optima_heterogeneity / target**0.5,
@@ -413,7 +406,7 @@ def rounds_5_3(
 ) -> Any:  # fmt: skip
     """As (5.2), on quadratics."""
     scale = hessian_heterogeneity / strong_convexity**2
-    return _with_sum(
+    return with_sum(
         least=scale * hessian_heterogeneity,
         optima_distance=scale * hessian_heterogeneity * optima_distance / target**0.5,
         optima_heterogeneity=scale * smoothness * optima_heterogeneity / target**0.5,
@@ -433,7 +426,7 @@ def rounds_remark_30(
 ) -> Any:  # fmt: skip
     """Rounds of regularized local SGD to a suboptimality, for many local steps and convex clients."""
     H, B, Q, zeta = smoothness, start_distance, third_order_smoothness, gradient_heterogeneity
-    return _with_sum(
+    return with_sum(
         least=hessian_heterogeneity * zeta / (H * B),
         least_curvature=zeta * (Q / (H * B)) ** 0.5,
         hessian_heterogeneity=hessian_heterogeneity * H * zeta * B**3 / target**2,
@@ -442,7 +435,7 @@ def rounds_remark_30(
 
 
 def _convex(gap: Any, steps: Any, power: int, noise: Any, samples: Any) -> dict[str, Any]:
-    return _with_sum(optimization=gap / steps**power, noise=noise / (samples * steps) ** 0.5)
+    return with_sum(optimization=gap / steps**power, noise=noise / (samples * steps) ** 0.5)
 
 
 def _start_and_noise(scale: Any, slow: float, H: Any, mu: Any, B: Any, sigma: Any, M: Any, T: Any) -> dict[str, Any]:
@@ -458,7 +451,7 @@ def _star_rate(
 ) -> dict[str, Any]:  # fmt: skip
     """Theorems 5 to 8: weight^2 (H/mu, tau/mu or sqrt(H/mu)) stands before the squared consensus error."""
     drift = drifting(K, M) * scale * weight**2
-    return _with_sum(
+    return with_sum(
         **_start_and_noise(scale, slow, H, mu, B, sigma, M, K * R),
         optima_distance=drift * (tau * phi / (mu * R)) ** 2,
         optima_heterogeneity=drift * (H * zeta / (mu * R)) ** 2,
@@ -483,7 +476,7 @@ def _zeta_rate(
     R: Any,
 ) -> dict[str, Any]:
     drift = drifting(K, M) * scale
-    return _with_sum(
+    return with_sum(
         optimization=scale * np.exp(-mu * K * R / (slow * H)) * B**2,
         noise=scale * (s2 / mu) ** 2 / (M * K * R),
         hessian_heterogeneity=drift * (tau * slope) ** 2 / (mu**4 * R**2),

@@ -12,13 +12,14 @@ from typing import Any
 
 from sojourn.core.errors import SojournError
 from sojourn.core.facts import Facts
-from sojourn.theory import baselines, convergence, convergence_zeta
+from sojourn.theory import baselines, convergence, convergence_zeta, nonconvex
 from sojourn.theory.statement import LETTERS
 
 _CURVATURE = ("smoothness", "strong_convexity")
 _START = ("noise", "start_distance", "num_clients")
 _STAR = (*_CURVATURE, "hessian_heterogeneity", "optima_heterogeneity", "optima_distance", *_START)
 _ZETA = ("smoothness", "third_order_smoothness", "hessian_heterogeneity", "gradient_heterogeneity", "noise4", *_START)
+_NONCONVEX = ("smoothness", "noise", "start_gap", "num_clients")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,6 +283,49 @@ def _scaffold(case: _Case) -> StepRule:
     return StepRule(longest / (case.local_steps * outer), rule, facts, [])
 
 
+def _ce_lgd(case: _Case) -> StepRule:
+    facts = case.known("Theorem 26 (b)", ("smoothness", "hessian_heterogeneity"))
+    eta = nonconvex.theorem_26_exact_step_size(**facts, num_local_steps=case.local_steps)
+    return StepRule(eta, _drawn(case, "Theorem 26 (b)"), facts, [])
+
+
+def _ce_lsgd(case: _Case) -> StepRule:
+    """Settles momentum and first batch too, where they are left as they are; the step is for those."""
+    names = (*_NONCONVEX, "hessian_heterogeneity")
+    facts = case.known("Theorem 26", names)
+    if facts["noise"] == 0:
+        return dataclasses.replace(_ce_lgd(case), companions={"momentum": 1.0})
+    beta, condition = _momentum(case, facts)
+    own = {name: facts[name] for name in ("smoothness", "hessian_heterogeneity", "num_clients")}
+    eta = nonconvex.ce_lsgd_step_size(**own, num_local_steps=case.local_steps, momentum=beta)
+    first = int(nonconvex.theorem_26_first_batches(num_local_steps=case.local_steps, rounds=case.rounds))
+    rule = _drawn(case, "Theorem 26, with the longest steps that its proof allows")
+    companions = {"momentum": beta, "first_batches": first}
+    return StepRule(eta, case.heuristics(rule, names), facts, [condition], companions=companions)
+
+
+def _mb_storm(case: _Case) -> StepRule:
+    facts = case.known("Theorem 27", _NONCONVEX)
+    beta, condition = _momentum(case, facts)
+    run = {"num_local_steps": case.local_steps, "momentum": beta}
+    eta = nonconvex.theorem_27_step_size(**run, smoothness=facts["smoothness"], num_clients=facts["num_clients"])
+    first = int(nonconvex.theorem_27_first_batches(**run, rounds=case.rounds))
+    companions = {"momentum": beta, "first_batches": first}
+    rule = case.heuristics(_drawn(case, "Theorem 27"), _NONCONVEX)
+    return StepRule(eta, rule, facts, [condition], companions=companions)
+
+
+def _momentum(case: _Case, facts: Mapping[str, float]) -> tuple[float, tuple[str, bool]]:
+    known = {name: facts[name] for name in _NONCONVEX}
+    beta = nonconvex.theorem_26_momentum(**known, num_local_steps=case.local_steps, rounds=case.rounds)
+    return beta, ("Delta H/R <= sigma^2/sqrt(M K)", beta < 1)
+
+
+def _drawn(case: _Case, rule: str) -> str:
+    last = case.options.get("output", "last") == "last"
+    return f"{rule}; it is for an iterate drawn uniformly (a heuristic for the last)" if last else rule
+
+
 def _enough_rounds(case: _Case, needs: float) -> tuple[str, bool]:
     return f"R >= {needs:.4g} (here {case.rounds})", case.rounds >= needs
 
@@ -298,6 +342,9 @@ _RULES: dict[str, Callable[[_Case], StepRule]] = {
     "local-ac-sa": _ac_sa,
     "fedac": _fedac,
     "scaffold": _scaffold,
+    "ce-lsgd": _ce_lsgd,
+    "ce-lgd": _ce_lgd,
+    "mb-storm": _mb_storm,
 }
 
 TUNED_METHODS = dict.fromkeys(_RULES)  # the methods that have a rule

@@ -1,4 +1,4 @@
-"""The logarithms and minima that tuned step sizes are made of, with their limits where an error is absent."""
+"""The logarithms and minima that tuned step sizes and rates are made of, with their limits where an error is absent."""
 
 from typing import Any
 
@@ -33,6 +33,14 @@ def quotient(top: Any, bottom: Any) -> Any:
 def drifting(num_local_steps: Any, num_clients: Any) -> Any:
     """1 where clients can differ before they are averaged, 0 at K = 1 or M = 1: there the consensus error is 0."""
     return ((np.asarray(num_local_steps) > 1) & (np.asarray(num_clients) > 1)).astype(float)
+
+
+def with_sum(**terms: Any) -> dict[str, Any]:
+    """The terms of a rate, and their sum."""
+    total = np.asarray(0.0)
+    for term in terms.values():
+        total = total + term
+    return {**terms, "sum": total}
 
 
 def _fold(choose: Any, candidates: tuple[Any, ...]) -> Any:

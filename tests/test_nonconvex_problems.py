@@ -1,4 +1,4 @@
-"""The non-convex problems: constants that hold everywhere and are attained, noise as told, chains that reveal slowly."""
+"""The non-convex problems: constants that hold everywhere and are attained, noise as told, chains revealed slowly."""
 
 import math
 

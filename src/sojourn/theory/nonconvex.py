@@ -1,7 +1,8 @@
 """Bounds on E|grad F|^2 of CE-LSGD, CE-LGD and minibatch STORM (thesis, chapter 6), their steps and momenta.
 
-The thesis leaves the constants C, C', C'' of the steps open; here they are filled in. e_r = E|v_r - grad F(x_r)|^2 is the
-error of the server's estimate, D_k that of the client's, G_k = E|grad F(w_k)|^2, bars are means over a round's K steps.
+The thesis leaves the constants C, C', C'' of the steps open; here they are filled in. e_r = E|v_r - grad F(x_r)|^2 is
+the error of the server's estimate, D_k that of the client's, G_k = E|grad F(w_k)|^2; D and G are means over a round's K
+steps.
 
 1. (E.7) D_k <= (1 + 1/K) D_{k-1} + (H^2/b + (1+K) tau^2) E|w_k - w_{k-1}|^2 with |w_k - w_{k-1}|^2 = eta^2 |v|^2 and
    D_1 = e_r, so D <= e e_r + A (D + G) in means, A = 2 e eta^2 K (H^2/b + (1+K) tau^2). A <= 1/7 gives

@@ -167,9 +167,7 @@ def regime(
     R = np.ceil(largest(1.0, Delta * tau / eps * (1 - 1e-12)))
     steps = _select(which, (H * Delta / eps) ** 2, quotient(sigma * H, M * tau * eps**0.5), quotient(H**2, tau**2))
     momentum = _select(which, 1.0, quotient(H * eps**0.5, sigma * tau), 1 / M)
-    first = _select(
-        which, sigma**2 / (M * eps), sigma**3 / (H * Delta * M * eps**0.5), quotient(sigma**2, Delta * tau)
-    )
+    first = _select(which, sigma**2 / (M * eps), sigma**3 / (H * Delta * M * eps**0.5), quotient(sigma**2, Delta * tau))
     samples = _select(
         which, M * (H * Delta / eps) ** 2, Delta * H * sigma / eps**1.5, quotient(M * H**2 * Delta, tau * eps)
     )

@@ -220,7 +220,10 @@ def test_the_same_call_twice_gives_the_same_bits_and_leaves_its_inputs_alive(nam
 @IN_ROUNDS
 def test_renumbering_the_clients_changes_nothing(name: str, x64: None) -> None:
     algorithm = make(name)
-    works_alone = any(exchange.who is Who.FIRST for exchange in (*algorithm.exchanges(), *algorithm.opening()))
+    asked = {exchange.who for exchange in (*algorithm.exchanges(), *algorithm.opening())}
+    if Who.ONE in asked:
+        pytest.skip("one client is drawn by its number: another numbering draws another client")
+    works_alone = Who.FIRST in asked
     order = [0, 3, 1, 2] if works_alone else [2, 3, 1, 0]
     plain, renumbered = play(uneven(), algorithm, 3), play(uneven(order), algorithm, 3)
     close(renumbered.server, plain.server)

@@ -145,8 +145,8 @@ def test_a_tiny_figure_2_is_carried_out() -> None:
 
 def test_tiny_tails_and_alphas_are_carried_out() -> None:
     scale = {
-        **TINY, "concentration": 1.0, "cohort": 4, "buffer_size": 4, "accuracy": 0.2, "tuning_seeds": (1000,), "step_sizes": (0.1,),
-        "tails": (3.0, 1.3), "rounds": 10,
+        **TINY, "concentration": 1.0, "cohort": 4, "buffer_size": 4, "accuracy": 0.2, "step_sizes": (0.1,),
+        "tuning_seeds": (1000,), "tails": (3.0, 1.3), "rounds": 10,
     }  # fmt: skip
     tails = RECIPES["straggler-tails"].carry_out(Bench(scale, progress=False))
     assert len(tails.claims) == 4 and len(tails.figures) == 2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sojourn as sj
-from sojourn.algorithms import BVRLSGD, CELGD, CELSGD, MBSARAH, MBSTORM, STEM, MimeLite, MimeMVR, MinibatchSGD
+from sojourn.algorithms import BVRLSGD, CELGD, CELSGD, MBSARAH, MBSTORM, STEM, MimeLite, MimeMVR, MinibatchSGD, Scaffold
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
@@ -309,6 +309,12 @@ def test_what_travels(
     quadratics: Federation, algorithm: Algorithm, first: tuple[int, int], later: tuple[int, int]
 ) -> None:
     assert sent(quadratics, algorithm) == [first, later, later]
+
+
+@pytest.mark.parametrize(("messages", "number"), [("lean", 4), ("printed", 0)])
+def test_lean_clients_keep_one_model(quadratics: Federation, messages: str, number: int) -> None:
+    assert run(quadratics, CELSGD(ETA, messages=messages), 2).manifest["floats_kept_by_a_client"] == number
+    assert run(quadratics, Scaffold(ETA), 2).manifest["floats_kept_by_a_client"] == 4  # its control variate
 
 
 @pytest.mark.parametrize("method", [CELSGD, BVRLSGD, MBSTORM, MBSARAH])

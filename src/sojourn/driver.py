@@ -29,7 +29,7 @@ from sojourn.core.options import options_of
 from sojourn.diagnostics.probes import check_probes, with_probes
 from sojourn.engine import ENGINES, Engine, OneByOne, Replay, in_virtual_time
 from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
-from sojourn.engine.accounting import Wire, all_floats, has_known, message_shapes, one_memory, wire_of
+from sojourn.engine.accounting import Wire, all_floats, has_known, kept, message_shapes, one_memory, wire_of
 from sojourn.engine.checkpoint import fingerprint, load_state, save_state
 from sojourn.engine.compiled import final_answer
 from sojourn.engine.participation import cohort_size
@@ -251,10 +251,13 @@ class Running:
         server = jax.eval_shape(algorithm.init_server, fed.x0)
         memory = one_memory(algorithm, fed.x0)
         phases = {"opening": algorithm.opening(), "steady": algorithm.exchanges(), "closing": algorithm.closing()}
+        sent = []
         for exchanges in phases.values():
             for number, exchange in enumerate(exchanges):
                 messages = message_shapes(exchange, fed.clients, server, memory)
                 _check_messages(algorithm, exchange, messages, may_know(exchanges, number, fed.num_clients, cohort))
+                sent.append(messages)
+        self._kept = kept(memory, sent)
         return {name: [wire_of(e, fed.clients, server, memory) for e in several] for name, several in phases.items()}
 
     def _open_directory(self, out: Path, resume: bool) -> None:
@@ -413,6 +416,7 @@ class Running:
             "cohort": self.job.plan.cohort,
             "equal_weights": self.job.federation.clients.weighs_equally(self.job.algorithm.weighting),
             "clients_side_by_side": self.job.plan.width,
+            "floats_kept_by_a_client": self._kept,
             "facts": {} if self.job.plan.stacked else self.job.federation.facts.known(),
             **labels_entry(None if self.job.plan.stacked else self.job.federation.label_counts),
             **self._setup_entry(),

@@ -1,6 +1,7 @@
 """What crosses the wire: the sizes of the messages, read off their shapes, times the number of answers."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -38,12 +39,22 @@ def has_known(message: Any) -> bool:
     return any(isinstance(leaf, Known) for leaf in leaves)
 
 
+def kept(memory: Any, messages: Sequence[tuple[Any, Any]]) -> int:
+    """Floats that a client keeps between its visits: its memory, and the most that a message counts on its holding."""
+    known = [_floats_of(down) - _floats(down) for down, _ in messages]
+    return _floats_of(memory) + max(known, default=0)
+
+
 def all_floats(message: Any) -> bool:
     return all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(message))
 
 
 def _floats(message: Any) -> int:
-    return sum(int(np.prod(a.shape)) for a in travelling(message) if jnp.issubdtype(a.dtype, jnp.floating))
+    return _floats_of(travelling(message))
+
+
+def _floats_of(tree: Any) -> int:
+    return sum(int(np.prod(a.shape)) for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating))
 
 
 def _bytes(message: Any) -> int:

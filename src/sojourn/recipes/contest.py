@@ -23,8 +23,9 @@ from sojourn.sweeping import Setting
 TUNING_SEEDS = (1000,)
 METRICS = ("loss", "accuracy", "test_loss", "test_accuracy", "test_perplexity")  # those that the problem has
 Metric = Literal["loss", "accuracy", "test_loss", "test_accuracy", "test_perplexity"]
-Axis = Literal["rounds", "floats", "steps", "gradients", "seconds"]
-_AXES = {"rounds": "round", "floats": "numbers sent and received, all clients", "steps": "local steps of a client",
+Axis = Literal["rounds", "trips", "floats", "steps", "gradients", "seconds"]
+_AXES = {"rounds": "round", "trips": "rounds of communication",
+         "floats": "numbers sent and received, all clients", "steps": "local steps of a client",
          "gradients": "gradients, all clients", "seconds": "virtual seconds"}  # fmt: skip
 _WORDS = {"loss": "training loss", "accuracy": "training accuracy", "test_loss": "test loss",
           "test_accuracy": "test accuracy", "test_perplexity": "test perplexity"}  # fmt: skip
@@ -70,6 +71,7 @@ class Curves:
     metrics: Mapping[str, np.ndarray]
     gradients: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     times: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))  # (seed, evaluation), virtual
+    trips: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))  # where a round has several exchanges
 
     @property
     def seconds(self) -> np.ndarray:

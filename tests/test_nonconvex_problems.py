@@ -11,6 +11,7 @@ import pytest
 import sojourn as sj
 from sojourn.core.errors import SojournError
 from sojourn.core.vec import Vec
+from sojourn.problems import chain_facts
 from sojourn.problems import nonconvex_chains as chains
 from sojourn.problems.nonconvex import cosines
 from sojourn.problems.nonconvex_chains import split_chain, whole_chain
@@ -262,8 +263,8 @@ def test_bounds_of_links_are_those_of_the_text(x64):
     psi = [float(jnp.abs(f(t)).max()) for f in (chains._psi, *derivative)]
     psi[0] = math.e  # its limit
     phi = [chains._HIGHEST, math.sqrt(math.e), 1.0]  # phi, phi', phi''
-    assert psi[2] * phi[0] + psi[0] * phi[2] + 2 * psi[1] * phi[1] <= chains.SMOOTHNESS
-    assert psi[1] * phi[0] + psi[0] * phi[1] <= chains.SLOPE
+    assert psi[2] * phi[0] + psi[0] * phi[2] + 2 * psi[1] * phi[1] <= chain_facts.SMOOTHNESS
+    assert psi[1] * phi[0] + psi[0] * phi[1] <= chain_facts.SLOPE
 
 
 def test_chains_refuse_targets_that_leave_none(x64):

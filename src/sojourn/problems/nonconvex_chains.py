@@ -31,8 +31,8 @@ from sojourn.core.errors import SojournError
 from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation, build
 from sojourn.core.oracle import Objective
+from sojourn.problems.chain_facts import SLOPE, SMOOTHNESS, split_length, whole_length
 
-SMOOTHNESS, SLOPE, GAP = 152.0, 23.0, 12.0  # l_1, of partial derivatives, Delta_0
 LONGEST = 10_000  # coordinates that an instance may have
 _HIGHEST = math.sqrt(2 * math.pi * math.e)  # of phi
 
@@ -80,7 +80,7 @@ def _phi(t: jax.Array) -> jax.Array:
 def whole_chain(num_clients: int, smoothness: float, start_gap: float, target: float) -> Federation:
     """Theorems 13 and 25: every client holds the whole chain, so tau = zeta = 0, and a round with gradients at one
     point reveals one coordinate. K sequential steps reveal K, the term Delta H/(K R) of theorem 15."""
-    d = _length(smoothness * start_gap / (GAP * SMOOTHNESS), target)
+    d = _checked(whole_length(smoothness, start_gap, target), target)
     links = np.ones((num_clients, d))
     return _scaled(links, smoothness / SMOOTHNESS, smoothness, target, tau=0.0, zeta=0.0, name="theorem13")
 
@@ -104,27 +104,23 @@ def split_chain(
             f"hessian_heterogeneity = {hessian_heterogeneity:g} must be at most smoothness = {smoothness:g} in this "
             "instance."
         )
-    scale = hessian_heterogeneity / (2 * SMOOTHNESS)
-    room = scale * start_gap / GAP
-    if gradient_heterogeneity is not None:
-        room = min(room, (smoothness * gradient_heterogeneity / (2 * SLOPE)) ** 2)
-    d = _length(room, target)
+    zeta = math.inf if gradient_heterogeneity is None else gradient_heterogeneity
+    d = _checked(split_length(smoothness, hessian_heterogeneity, zeta, start_gap, target), target)
     odd = np.arange(d) % 2 == 0  # links are numbered from 1 in the text
     links = np.tile(2.0 * np.stack([odd, ~odd]), (num_clients // 2, 1))
     zeta = 2 * SLOPE * (target * d) ** 0.5 / smoothness
+    scale = hessian_heterogeneity / (2 * SMOOTHNESS)
     return _scaled(links, scale, smoothness, target, tau=hessian_heterogeneity, zeta=zeta, name=name)
 
 
-def _length(room: float, target: float) -> int:
-    """d = floor(room / eps), up to round-off."""
-    d = math.floor(room / target * (1 + 1e-12))
-    if d < 1:
-        raise SojournError(f"target = {target:g} leaves no chain for these constants; give at most {room:.4g}.")
-    if d > LONGEST:
+def _checked(length: float, target: float) -> int:
+    if length < 1:
+        raise SojournError(f"target = {target:g} leaves no chain for these constants; give a smaller one.")
+    if length > LONGEST:
         raise SojournError(
-            f"target = {target:g} makes a chain of {d} coordinates; give at least {room / LONGEST:.4g} ({LONGEST})."
+            f"target = {target:g} makes a chain of {length:g} coordinates; give a larger one, for at most {LONGEST}."
         )
-    return d
+    return int(length)
 
 
 def _scaled(

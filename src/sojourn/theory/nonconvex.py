@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from sojourn.problems.nonconvex_chains import GAP, SLOPE, SMOOTHNESS
+from sojourn.problems.chain_facts import split_length, whole_length
 from sojourn.theory.statement import Predicts, statement
 from sojourn.theory.tuning import largest, quotient, smallest
 
@@ -279,7 +279,7 @@ def theorem_27_first_batches(*, num_local_steps: Any, rounds: Any, momentum: Any
 )
 def theorem_22(*, hessian_heterogeneity: Any, start_gap: Any, target: Any) -> Any:
     """Rounds that a zero-respecting method needs to |grad F|^2 <= eps on `problems.theorem22`, whatever K."""
-    return _length(hessian_heterogeneity * start_gap / (2 * GAP * SMOOTHNESS), target)
+    return split_length(1.0, hessian_heterogeneity, np.inf, start_gap, target)
 
 
 @statement(
@@ -295,8 +295,7 @@ def theorem_22(*, hessian_heterogeneity: Any, start_gap: Any, target: Any) -> An
 )
 def theorem_23(*, smoothness: Any, gradient_heterogeneity: Any, start_gap: Any, target: Any) -> Any:
     """Rounds that a zero-respecting method needs to |grad F|^2 <= eps on `problems.theorem23`, whatever K."""
-    first = (smoothness * gradient_heterogeneity / (2 * SLOPE)) ** 2
-    return _length(smallest(first, smoothness * start_gap / (2 * GAP * SMOOTHNESS)), target)
+    return split_length(smoothness, smoothness, gradient_heterogeneity, start_gap, target)
 
 
 @statement(
@@ -311,9 +310,4 @@ def theorem_23(*, smoothness: Any, gradient_heterogeneity: Any, start_gap: Any, 
 )
 def theorem_25_floor(*, smoothness: Any, start_gap: Any, target: Any) -> Any:
     """Rounds with gradients at one point each that `problems.theorem13` takes to |grad F|^2 <= eps."""
-    return _length(smoothness * start_gap / (GAP * SMOOTHNESS), target)
-
-
-def _length(room: Any, target: Any) -> Any:
-    """Of a chain, as the problems round it."""
-    return np.floor(room / target * (1 + 1e-12))
+    return whole_length(smoothness, start_gap, target)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from sojourn.algorithms.base import Algorithm, Exchange, Who
+from sojourn.algorithms.base import Algorithm, Who
 from sojourn.core.compilation import use_compilation_cache
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.federation import Clients, Federation
@@ -29,7 +29,7 @@ from sojourn.core.options import options_of
 from sojourn.diagnostics.probes import check_probes, with_probes
 from sojourn.engine import ENGINES, Engine, OneByOne, Replay, in_virtual_time
 from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
-from sojourn.engine.accounting import Wire, all_floats, has_known, kept, message_shapes, one_memory, wire_of
+from sojourn.engine.accounting import Wire, check_messages, kept, message_shapes, one_memory, wire_of
 from sojourn.engine.checkpoint import fingerprint, load_state, save_state
 from sojourn.engine.compiled import final_answer
 from sojourn.engine.participation import cohort_size
@@ -255,7 +255,7 @@ class Running:
         for exchanges in phases.values():
             for number, exchange in enumerate(exchanges):
                 messages = message_shapes(exchange, fed.clients, server, memory)
-                _check_messages(algorithm, exchange, messages, may_know(exchanges, number, fed.num_clients, cohort))
+                check_messages(algorithm, exchange, messages, may_know(exchanges, number, fed.num_clients, cohort))
                 sent.append(messages)
         self._kept = kept(memory, sent)
         return {name: [wire_of(e, fed.clients, server, memory) for e in several] for name, several in phases.items()}
@@ -436,20 +436,6 @@ def setup_entry(federation: Federation, algorithm: Mapping[str, Any], cohort: in
         return {}
     everyone = cohort == federation.num_clients
     return {"setup": federation.setup.told(algorithm, federation.clients.batch_size, everyone)}
-
-
-def _check_messages(algorithm: Algorithm, exchange: Exchange, messages: tuple[Any, Any], may_know: bool) -> None:
-    if exchange.reduce == "mean" and not all_floats(messages[1]):
-        raise SojournError(
-            f"{type(algorithm).__name__} answers with whole numbers, which have no weighted mean; "
-            'send floats, or declare reduce = "stack".'
-        )
-    if has_known(messages) and not may_know:
-        printed = ', or choose messages = "printed"' if "messages" in options_of(type(algorithm)) else ""
-        raise SojournError(
-            f"{type(algorithm).__name__} relies on what clients remember from the round before, so everyone "
-            f"must take part: leave participation out{printed}."
-        )
 
 
 def _read_table(path: Path, rounds: int) -> pd.DataFrame:

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sojourn.algorithms.base import Algorithm, Exchange, Known
+from sojourn.core.errors import SojournError
 from sojourn.core.federation import Clients
+from sojourn.core.options import options_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,21 @@ def _floats_of(tree: Any) -> int:
 
 def _bytes(message: Any) -> int:
     return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in travelling(message))
+
+
+def check_messages(algorithm: Algorithm, exchange: Exchange, messages: tuple[Any, Any], may_know: bool) -> None:
+    """Refuses answers that cannot be averaged, and messages that count on what not all who take part can hold."""
+    if exchange.reduce == "mean" and not all_floats(messages[1]):
+        raise SojournError(
+            f"{type(algorithm).__name__} answers with whole numbers, which have no weighted mean; "
+            'send floats, or declare reduce = "stack".'
+        )
+    if has_known(messages) and not may_know:
+        printed = ', or choose messages = "printed"' if "messages" in options_of(type(algorithm)) else ""
+        raise SojournError(
+            f"{type(algorithm).__name__} relies on what clients remember from the round before, so everyone "
+            f"must take part: leave participation out{printed}."
+        )
 
 
 def message_shapes(exchange: Exchange, clients: Clients, server: Any, memory: Any) -> tuple[Any, Any]:

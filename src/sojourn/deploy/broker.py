@@ -116,7 +116,7 @@ class Broker:
     def configure(self, content: str) -> None:
         """Writes the configuration; a broker that runs reads it again."""
         self.place.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.config_file, lambda beside: _write_secret(beside, content))
+        write_atomically(self.config_file, lambda beside: write_secret(beside, content))
         if self.running:
             assert self._process is not None
             self._process.send_signal(signal.SIGHUP)
@@ -159,7 +159,8 @@ class Broker:
             self._process.wait()
 
 
-def _write_secret(path: Path, content: str) -> None:
+def write_secret(path: Path, content: str) -> None:
+    """A file that only its owner can read."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
         stream.write(content)
 

@@ -88,10 +88,12 @@ class Server:
             await connection.subscribe("sojourn.alive.*", cb=self._on_alive)
             stream = connection.jetstream()
             await _persist(lambda: self._make_streams(stream))
-            uploads = await stream.pull_subscribe_bind(consumer=_SERVER, stream=UPLOADS)
+            queue: asyncio.Queue[Any] = asyncio.Queue()
+            config = (await stream.consumer_info(UPLOADS, _SERVER)).config
+            await stream.subscribe_bind(UPLOADS, config, _SERVER, cb=queue.put, manual_ack=True)
             await self._publish(stream, self._unpublished())
             while not self.over:
-                await self._step(stream, uploads)
+                await self._step(stream, queue)
             await asyncio.sleep(0)
         finally:
             await connection.close()
@@ -106,7 +108,7 @@ class Server:
                 await stream.stream_info(name)
             except NotFoundError:
                 await stream.add_stream(config)
-        await _consumer(stream, UPLOADS, _SERVER, None)
+        await _consumer(stream, UPLOADS, _SERVER, None, f"{inbox(_SERVER)}.{UPLOADS}")
         for worker in self.workers:
             await _consumer(stream, TASKS, worker, task_subject(worker))
 
@@ -114,10 +116,8 @@ class Server:
         """Tasks that may not have reached the broker: those made since the last upload."""
         return [task for task in self.book.out.values() if task.applied == self.book.applied]
 
-    async def _step(self, stream: Any, uploads: Any) -> None:
-        messages: list[Any] = []
-        with contextlib.suppress(*TROUBLE):
-            messages = await uploads.fetch(_BATCH, timeout=0.5)
+    async def _step(self, stream: Any, queue: asyncio.Queue[Any]) -> None:
+        messages = await _waiting(queue)
         for message in messages:
             if not self.over:
                 self._take(message)
@@ -201,10 +201,21 @@ class Server:
             worker.seen = time.time()
 
 
-async def _consumer(stream: Any, name: str, durable: str, subject: str | None) -> None:
+async def _waiting(queue: asyncio.Queue[Any]) -> list[Any]:
+    """What has arrived, at most a batch; nothing if nothing comes for a while."""
+    try:
+        found = [await asyncio.wait_for(queue.get(), 0.5)]
+    except TimeoutError:
+        return []
+    while len(found) < _BATCH and not queue.empty():
+        found.append(queue.get_nowait())
+    return found
+
+
+async def _consumer(stream: Any, name: str, durable: str, subject: str | None, deliver_to: str | None = None) -> None:
     config = ConsumerConfig(
         durable_name=durable, filter_subject=subject, ack_policy=AckPolicy.EXPLICIT, ack_wait=_AGAIN_AFTER,
-        max_ack_pending=1024,
+        max_ack_pending=2 * _BATCH, deliver_subject=deliver_to,
     )  # fmt: skip
     await stream.add_consumer(name, config)
 

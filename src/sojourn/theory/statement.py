@@ -29,7 +29,9 @@ LETTERS = {
     "smoothness": "H", "strong_convexity": "mu", "third_order_smoothness": "Q", "hessian_heterogeneity": "tau",
     "optima_heterogeneity": "zeta_*", "optima_distance": "phi_*", "gradient_heterogeneity": "zeta", "noise": "sigma_2",
     "noise4": "sigma_4", "start_distance": "B", "mean_optima_distance": "B-bar", "num_clients": "M",
-    "step_size": "eta", "outer_step_size": "beta", "num_local_steps": "K", "rounds": "R",
+    "step_size": "eta", "outer_step_size": "beta", "num_local_steps": "K", "rounds": "R", "steps": "T",
+    "lipschitz": "G", "radius": "B", "dimension": "d", "cost_heterogeneity": "zeta-hat", "exploration": "delta",
+    "optimal_value": "F_*",
 }  # fmt: skip
 
 _COUNTS = ("num_local_steps", "num_clients")  # at least 1; other numbers are at least 0

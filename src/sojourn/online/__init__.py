@@ -13,7 +13,7 @@ from sojourn.online.bandit import FedOSGD, FedPOSGD, OnePointOGD, TwoPointOGD
 from sojourn.online.data_stream import digits
 from sojourn.online.gradient import OGD, FedOGD
 from sojourn.online.method import Game, Method
-from sojourn.online.protocol import Play, play
+from sojourn.online.protocol import Play, play, study
 from sojourn.online.scrible import SCRiBLE
 from sojourn.online.stream import Known, Stream, stream
 
@@ -39,5 +39,5 @@ STREAMS: dict[str, type[Stream]] = {
 __all__ = [
     "METHODS", "OGD", "STREAMS", "Adaptive", "Cone", "Drifting", "FedOGD", "FedOSGD", "FedPOSGD", "Game",
     "Heterogeneous", "Known", "Method", "OnePointOGD", "Play", "Rademacher", "SCRiBLE", "Smooth", "Stochastic", "Stream",
-    "TwoPointOGD", "digits", "play", "stream",
+    "TwoPointOGD", "digits", "play", "stream", "study",
 ]  # fmt: skip

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from sojourn.core.errors import SojournError
-from sojourn.core.keys import purpose_key
 from sojourn.core.options import count, positive, real
 from sojourn.online.costs import Cost, Distance, Linear, SquaredResidual
 from sojourn.online.stream import Known, Stream, check_heterogeneity
@@ -35,9 +34,11 @@ class Rademacher(Drawn):
     def known(self) -> Known:
         return Known(float(self.lipschitz), 0.0, 0.0)
 
-    def costs(self, memory: Any, step: jax.Array, key: jax.Array, num_machines: int) -> Cost:
-        signs = jax.random.rademacher(key, (self.dimension,), jnp.result_type(float))
-        return Linear(everywhere(self.lipschitz / self.dimension**0.5 * signs, num_machines))
+    def widths(self, num_machines: int) -> tuple[int, int]:
+        return 0, self.dimension
+
+    def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
+        return Linear(everywhere(self.lipschitz / self.dimension**0.5 * jnp.sign(draws), num_machines))
 
 
 class Drifting(Drawn):
@@ -57,13 +58,16 @@ class Drifting(Drawn):
     def known(self) -> Known:
         return Known(float(self.lipschitz), 0.0, 0.0)
 
-    def start(self, key: jax.Array, num_machines: int) -> Any:
-        return plane(key, self.dimension)
+    def widths(self, num_machines: int) -> tuple[int, int]:
+        return 2 * self.dimension, self.dimension
 
-    def costs(self, memory: Any, step: jax.Array, key: jax.Array, num_machines: int) -> Cost:
+    def start(self, draws: jax.Array, num_machines: int) -> Any:
+        return plane(draws)
+
+    def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
         angle = jnp.where(self.period > 0, 2 * jnp.pi * step / jnp.where(self.period > 0, self.period, 1.0), 0.0)
         direction = jnp.cos(angle) * memory[0] + jnp.sin(angle) * memory[1]
-        across = unit(jax.random.normal(key, (self.dimension,)), orthogonal_to=direction)
+        across = unit(draws, orthogonal_to=direction)
         beta = self.lipschitz * (self.share * direction + jnp.sqrt(1 - self.share**2) * across)
         return Linear(everywhere(beta, num_machines))
 
@@ -95,15 +99,17 @@ class Heterogeneous(Drawn):
         if num_machines == 1 and float(self.heterogeneity) > 0:
             raise SojournError("one machine cannot differ from the mean; give heterogeneity = 0 or more machines.")
 
-    def start(self, key: jax.Array, num_machines: int) -> Any:
-        across = plane(purpose_key(key, "machines"), self.dimension)
-        own = jnp.asarray(circle(num_machines), across.dtype) @ across
-        direction = _outside(jax.random.normal(key, (self.dimension,)), across)
-        return across, own, direction
+    def widths(self, num_machines: int) -> tuple[int, int]:
+        return 3 * self.dimension, self.dimension
 
-    def costs(self, memory: Any, step: jax.Array, key: jax.Array, num_machines: int) -> Cost:
+    def start(self, draws: jax.Array, num_machines: int) -> Any:
+        across = plane(draws[self.dimension :])
+        own = jnp.asarray(circle(num_machines), across.dtype) @ across
+        return across, own, _outside(draws[: self.dimension], across)
+
+    def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
         across, own, direction = memory
-        noise = _outside(jax.random.normal(key, (self.dimension,)), jnp.concatenate([across, direction[None]]))
+        noise = _outside(draws, jnp.concatenate([across, direction[None]]))
         shared = self.share * direction + jnp.sqrt(1 - self.share**2) * noise
         size = jnp.sqrt(jnp.maximum(self.lipschitz**2 - self.heterogeneity**2, 0.0))
         return Linear(size * shared + self.heterogeneity * own)
@@ -123,11 +129,14 @@ class Adaptive(Drawn):
     def known(self) -> Known:
         return Known(float(self.lipschitz), 0.0, 0.0)
 
-    def start(self, key: jax.Array, num_machines: int) -> Any:
-        centre = self.target * self.radius * unit(jax.random.normal(key, (self.dimension,)))
+    def widths(self, num_machines: int) -> tuple[int, int]:
+        return self.dimension, 0
+
+    def start(self, draws: jax.Array, num_machines: int) -> Any:
+        centre = self.target * self.radius * unit(draws)
         return centre, jnp.zeros_like(centre)
 
-    def costs(self, memory: Any, step: jax.Array, key: jax.Array, num_machines: int) -> Cost:
+    def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
         centre, seen = memory
         away = unit(seen - centre)
         return Linear(everywhere(self.lipschitz * away, num_machines))
@@ -149,18 +158,21 @@ class Smooth(Drawn):
     def known(self) -> Known:
         return Known(None, float(self.smoothness), 0.0, float(self.smoothness * self.noise**2 / 2))
 
-    def start(self, key: jax.Array, num_machines: int) -> Any:
-        return self.radius * unit(jax.random.normal(key, (self.dimension,)))
+    def widths(self, num_machines: int) -> tuple[int, int]:
+        return self.dimension, self.dimension + 1
 
-    def costs(self, memory: Any, step: jax.Array, key: jax.Array, num_machines: int) -> Cost:
-        a, y = self.sample(memory, key)
+    def start(self, draws: jax.Array, num_machines: int) -> Any:
+        return self.radius * unit(draws)
+
+    def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
+        a, y = self.sample(memory, draws)
         return SquaredResidual(
             everywhere(a, num_machines), everywhere(y, num_machines), everywhere(self.smoothness, num_machines)
         )
 
-    def sample(self, best: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        a = unit(jax.random.normal(key, (self.dimension,)))
-        return a, a @ best + self.noise * jax.random.rademacher(purpose_key(key, "noise"), (), a.dtype)
+    def sample(self, best: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
+        a = unit(draws[1:])
+        return a, a @ best + self.noise * jnp.sign(draws[0])
 
 
 class Stochastic(Smooth):
@@ -169,9 +181,11 @@ class Stochastic(Smooth):
     def known(self) -> Known:
         return Known(None, float(self.smoothness), None, float(self.smoothness * self.noise**2 / 2))
 
-    def costs(self, memory: Any, step: jax.Array, key: jax.Array, num_machines: int) -> Cost:
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_machines))
-        a, y = jax.vmap(self.sample, (None, 0))(memory, keys)
+    def widths(self, num_machines: int) -> tuple[int, int]:
+        return self.dimension, num_machines * (self.dimension + 1)
+
+    def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
+        a, y = jax.vmap(self.sample, (None, 0))(memory, draws.reshape(num_machines, -1))
         return SquaredResidual(a, y, everywhere(self.smoothness, num_machines))
 
 
@@ -187,10 +201,13 @@ class Cone(Drawn):
     def least_value(self) -> float:
         return 0.0
 
-    def start(self, key: jax.Array, num_machines: int) -> Any:
-        return self.target * self.radius * unit(jax.random.normal(key, (self.dimension,)))
+    def widths(self, num_machines: int) -> tuple[int, int]:
+        return self.dimension, 0
 
-    def costs(self, memory: Any, step: jax.Array, key: jax.Array, num_machines: int) -> Cost:
+    def start(self, draws: jax.Array, num_machines: int) -> Any:
+        return self.target * self.radius * unit(draws)
+
+    def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
         return Distance(everywhere(memory, num_machines), everywhere(self.lipschitz, num_machines))
 
 
@@ -205,9 +222,9 @@ def unit(x: jax.Array, orthogonal_to: jax.Array | None = None) -> jax.Array:
     return x / jnp.where(length > 0, length, 1.0)
 
 
-def plane(key: jax.Array, dimension: int) -> jax.Array:
+def plane(draws: jax.Array) -> jax.Array:
     """Two orthogonal unit vectors in a random plane."""
-    first, second = jax.random.normal(key, (2, dimension))
+    first, second = draws.reshape(2, -1)
     first = unit(first)
     return jnp.stack([first, unit(second, orthogonal_to=first)])
 

@@ -51,6 +51,9 @@ class _Bandit(Method):
         """eta by theory."""
         raise NotImplementedError
 
+    def width(self, dimension: int) -> int:
+        return dimension
+
     def centre(self, x: jax.Array, radius: jax.Array) -> jax.Array:
         """The middle of the plays."""
         return onto_ball(x, radius - self.exploration) if self.constrained else x
@@ -75,8 +78,8 @@ class _OnePoint(_Bandit):
     def centre(self, x: jax.Array, radius: jax.Array) -> jax.Array:
         return super().centre(x, radius) if self.constrained else onto_ball(x, radius)
 
-    def query(self, x: jax.Array, radius: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
-        direction = on_sphere(key, x.shape[0])
+    def query(self, x: jax.Array, radius: jax.Array, draws: jax.Array) -> tuple[jax.Array, Any]:
+        direction = on_sphere(draws)
         return (self.centre(x, radius) + self.exploration * direction)[None], direction
 
     def estimate(self, aim: Any, answer: jax.Array) -> jax.Array:
@@ -118,8 +121,8 @@ class _TwoPoint(_Bandit):
             optimal_value=known.optimal_value,
         )  # fmt: skip
 
-    def query(self, x: jax.Array, radius: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
-        direction = on_sphere(key, x.shape[0])
+    def query(self, x: jax.Array, radius: jax.Array, draws: jax.Array) -> tuple[jax.Array, Any]:
+        direction = on_sphere(draws)
         middle = self.centre(x, radius)
         return jnp.stack([middle + self.exploration * direction, middle - self.exploration * direction]), direction
 

@@ -34,7 +34,7 @@ class _GradientDescent(Method):
             eta = theorem_17_step_size(steps=game.steps, lipschitz=G, radius=game.radius)
         return filled(self, step_size=eta)
 
-    def query(self, x: jax.Array, radius: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
+    def query(self, x: jax.Array, radius: jax.Array, draws: jax.Array) -> tuple[jax.Array, Any]:
         return (onto_ball(x, radius) if self.constrained else x)[None], ()
 
     def estimate(self, aim: Any, answer: jax.Array) -> jax.Array:

@@ -62,7 +62,11 @@ class Method(eqx.Module):
         """Itself with every number filled in by theory."""
         raise NotImplementedError
 
-    def query(self, x: jax.Array, radius: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
+    def width(self, dimension: int) -> int:
+        """How many independent standard normal numbers a machine gets for its play, in every step."""
+        return 0
+
+    def query(self, x: jax.Array, radius: jax.Array, draws: jax.Array) -> tuple[jax.Array, Any]:
         """The points to play (points, d), and what `estimate` needs to know of them."""
         raise NotImplementedError
 
@@ -101,7 +105,6 @@ def onto_ball(x: jax.Array, radius: jax.Array) -> jax.Array:
     return x * jnp.minimum(1.0, radius / jnp.where(length > 0, length, 1.0))
 
 
-def on_sphere(key: jax.Array, dimension: int) -> jax.Array:
-    """A uniform unit vector."""
-    normal = jax.random.normal(key, (dimension,))
-    return normal / jnp.linalg.norm(normal)
+def on_sphere(draws: jax.Array) -> jax.Array:
+    """A uniform unit vector from normal numbers."""
+    return draws / jnp.linalg.norm(draws)

@@ -5,12 +5,16 @@ least mean cost of one point of the ball for the same costs (thesis, equation 7.
 machines and seeds are side by side: one program per shape, and other radii, step sizes, K or scales do not compile
 again. If K does not divide T, machines average once more after the last step.
 
-The adversary's keys and the machines' keys are folds of the seed's root by different names, and the adversary's
-functions are handed its own only.
+Random numbers are drawn on the host and handed to the program chunk by chunk: hashing keys inside it would take most of
+the time to compile. The adversary's generator and the machines' are told apart by name, and the adversary's functions
+are handed its own numbers only.
 """
 
 import dataclasses
-from collections.abc import Iterable
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import equinox as eqx
@@ -20,12 +24,13 @@ import numpy as np
 import pandas as pd
 
 from sojourn.core.errors import SojournError
-from sojourn.core.keys import purpose_key, root_key
+from sojourn.core.keys import root_key
 from sojourn.online.costs import Cost, least_by_solver
 from sojourn.online.method import Game, Method
 from sojourn.online.stream import Stream
 
 _MAX_KEPT = 1 << 28  # numbers of costs that are kept for a solver
+_CHUNK = 1 << 23  # random numbers that are drawn at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,75 +72,139 @@ def play(
     if not isinstance(stream, Stream) or not isinstance(method, Method):
         raise SojournError("play takes a stream and a method of sojourn.online, in this order, and the number of steps.")
     stream.check(num_machines, steps)
-    chosen = [int(seed) for seed in seeds]
+    chosen = list(seeds)
+    for seed in chosen:
+        root_key(seed)  # says what a seed may be
     if not chosen:
         raise SojournError("seeds is empty; give at least one.")
     game = Game(steps, num_local_steps, num_machines, stream.size, float(stream.radius), stream.known())
     ready = method.tuned(game)
     times = np.unique(np.ceil(steps * np.arange(1, records + 1) / records).astype(int))
-    keys = jnp.stack([root_key(seed) for seed in chosen])
-    slots = jnp.asarray(np.searchsorted(times, np.arange(steps), side="right"), jnp.int32)
-    kind = eqx.filter_eval_shape(stream.costs, *_example(stream, num_machines), num_machines)
+    kind = eqx.filter_eval_shape(lambda: stream.costs(*_first(stream, num_machines), num_machines))
     solve = not kind.exact and stream.least_value() is None
     if solve:
         _check_size(kind, steps, len(chosen) if stream.random else 1)
-    found = _compete(
-        stream, ready, jnp.asarray(num_local_steps), slots, keys, steps, num_machines, len(times), solve
-    )  # fmt: skip
-    courses, totals, kept = jax.device_get(found)
-    _check_finite(courses, float(stream.radius), steps)
+    courses, totals, kept = _compete(stream, ready, game, times, chosen, solve)
+    _check_finite(courses, game.radius, steps)
     least, gap = _comparators(stream, kind, totals, kept, times, len(chosen))
     return Play(_table(chosen, times, courses, least, gap, game, ready.collaborative), ready, game)
 
 
-@eqx.filter_jit
+def study(games: Iterable[Mapping[str, Any]]) -> list[Play]:
+    """Many games, as many side by side as there are cores; each is what `play` takes, by name."""
+    precise = jax.config.jax_enable_x64  # which is the thread's own
+
+    def one(game: Mapping[str, Any]) -> Play:
+        with jax.enable_x64(precise):
+            return play(**game)
+
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        return list(workers.map(one, games))
+
+
+class Table(eqx.Module):
+    """What goes from chunk to chunk, for one seed."""
+
+    x: jax.Array  # (machines, d)
+    memory: Any  # the adversary's
+    total: Any  # sum of the costs' summaries, each a mean over machines
+    shots: Any  # the same at the recorded steps
+
+
 def _compete(
-    stream: Stream, method: Method, period: jax.Array, slots: jax.Array, keys: jax.Array, steps: int,
-    num_machines: int, num_records: int, keep_costs: bool,
-) -> Any:  # fmt: skip
+    stream: Stream, method: Method, game: Game, times: np.ndarray, seeds: list[int], keep_costs: bool
+) -> tuple[np.ndarray, Any, Any]:
     """Per seed: (cost, mean norm, largest norm) of every step, sums of summaries at the recorded steps, kept costs."""
-    machines = jnp.arange(num_machines)
+    M, T = game.num_machines, game.steps
+    of_machine = method.width(game.dimension)
+    at_start, of_step = stream.widths(M)
+    per_step = len(seeds) * (M * of_machine + of_step + 1)
+    num_chunks = -(-T * per_step // _CHUNK)
+    length = -(-T // num_chunks)
+    machines = [_generator(seed, "machines") for seed in seeds]
+    adversary = [_generator(seed, "adversary") for seed in seeds]
+    table = _begin(stream, _drawn(adversary, (at_start,)), M, len(times))
+    numbers = (jnp.asarray(game.num_local_steps), jnp.asarray(T))
+    slots = np.minimum(np.searchsorted(times, np.arange(num_chunks * length), side="right"), len(times) - 1)
+    told, kept = [], []
+    for chunk in range(num_chunks):
+        mine, theirs = _drawn(machines, (length, M, of_machine)), _drawn(adversary, (length, of_step))
+        here = jnp.asarray(slots[chunk * length :][:length])
+        table, (course, costs) = _advance(
+            stream, method, table, mine, theirs, jnp.asarray(chunk * length), here, *numbers, keep_costs
+        )  # fmt: skip
+        told.append(course)
+        kept.append(costs)
+    courses, costs, shots = jax.device_get((told, kept, table.shots))
+    join = lambda *parts: np.concatenate(parts, axis=1)[:, :T]  # noqa: E731
+    return join(*courses), shots, jax.tree.map(join, *costs)
 
-    def one_seed(key: jax.Array) -> Any:
-        player, adversary = purpose_key(key, "machines"), purpose_key(key, "adversary")
-        memory = stream.start(purpose_key(adversary, "start"), num_machines)
 
-        def step(carry: Any, t: jax.Array) -> Any:
-            x, memory, total, shots = carry
-            costs = stream.costs(memory, t, jax.random.fold_in(adversary, t), num_machines)
-            mine = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(player, t), machines)
-            points, aim = jax.vmap(method.query, (0, None, 0))(x, stream.radius, mine)
-            values = jax.vmap(lambda cost, at: jax.vmap(cost.value)(at))(costs, points)  # (machines, points)
-            answer = values if method.feedback != "gradient" else jax.vmap(_gradient)(costs, points[:, 0])
-            x = jax.vmap(method.move)(x, jax.vmap(method.estimate)(aim, answer))
-            if method.collaborative:
-                together = ((t + 1) % period == 0) | (t == steps - 1)
-                x = jnp.where(together, x.mean(0), x)
-            added = jax.tree.map(lambda part: part.mean(0), jax.vmap(lambda cost: cost.summary())(costs))
-            total = jax.tree.map(jnp.add, total, added)
-            shots = jax.tree.map(lambda shot, now: shot.at[slots[t]].set(now), shots, total)
-            norms = jnp.linalg.norm(points, axis=-1)
-            told = jnp.stack([values.mean(), norms.mean(), norms.max()])
-            return (x, stream.watch(memory, points), total, shots), (told, costs if keep_costs else ())
+def _generator(seed: int, purpose: str) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
 
-        shape = jax.eval_shape(lambda: stream.costs(memory, jnp.asarray(0), adversary, num_machines))
-        summary = jax.eval_shape(lambda costs: jax.vmap(lambda cost: cost.summary())(costs), shape)
+
+def _drawn(generators: list[np.random.Generator], shape: tuple[int, ...]) -> jax.Array:
+    """Standard normal numbers, (seeds, ...)."""
+    kind: Any = np.dtype(jnp.result_type(float))
+    found = np.empty((len(generators), *shape), kind)
+    for generator, row in zip(generators, found, strict=True):
+        generator.standard_normal(out=row, dtype=kind)
+    return jnp.asarray(found)
+
+
+@eqx.filter_jit
+def _begin(stream: Stream, draws: jax.Array, num_machines: int, num_records: int) -> Table:
+    def one_seed(mine: jax.Array) -> Table:
+        memory = stream.start(mine, num_machines)
+        _, of_step = stream.widths(num_machines)
+        costs = jax.eval_shape(lambda: stream.costs(memory, jnp.asarray(0), jnp.zeros(of_step), num_machines))
+        summary = jax.eval_shape(jax.vmap(lambda cost: cost.summary()), costs)
         total = jax.tree.map(lambda part: jnp.zeros(part.shape[1:], part.dtype), summary)
         shots = jax.tree.map(lambda part: jnp.zeros((num_records, *part.shape), part.dtype), total)
-        begin = (jnp.zeros((num_machines, stream.size)), memory, total, shots)
-        (_, _, _, shots), (told, kept) = jax.lax.scan(step, begin, jnp.arange(steps))
-        return told, shots, kept
+        return Table(jnp.zeros((num_machines, stream.size)), memory, total, shots)
 
-    return jax.vmap(one_seed)(keys)
+    return jax.vmap(one_seed)(draws)
+
+
+@eqx.filter_jit
+def _advance(
+    stream: Stream, method: Method, table: Table, mine: jax.Array, theirs: jax.Array, since: jax.Array,
+    slots: jax.Array, period: jax.Array, steps: jax.Array, keep_costs: bool,
+) -> Any:  # fmt: skip
+    """The game from step `since` on, for as many steps as there are numbers; beyond the last step nothing changes."""
+    num_machines = table.x.shape[1]
+
+    def step(now: Table, given: Any) -> Any:
+        t, slot, mine, theirs = given
+        costs = stream.costs(now.memory, t, theirs, num_machines)
+        points, aim = jax.vmap(method.query, (0, None, 0))(now.x, stream.radius, mine)
+        values = jax.vmap(lambda cost, at: jax.vmap(cost.value)(at))(costs, points)  # (machines, points)
+        answer = values if method.feedback != "gradient" else jax.vmap(_gradient)(costs, points[:, 0])
+        x = jax.vmap(method.move)(now.x, jax.vmap(method.estimate)(aim, answer))
+        if method.collaborative:
+            together = ((t + 1) % period == 0) | (t == steps - 1)
+            x = jnp.where(together, x.mean(0), x)
+        added = jax.tree.map(lambda part: part.mean(0), jax.vmap(lambda cost: cost.summary())(costs))
+        total = jax.tree.map(lambda old, new: old + jnp.where(t < steps, new, 0.0), now.total, added)
+        shots = jax.tree.map(lambda shot, sum_: shot.at[slot].set(sum_), now.shots, total)
+        norms = jnp.linalg.norm(points, axis=-1)
+        told = jnp.stack([values.mean(), norms.mean(), norms.max()])
+        return Table(x, stream.watch(now.memory, points), total, shots), (told, costs if keep_costs else ())
+
+    def one_seed(now: Table, mine: jax.Array, theirs: jax.Array) -> Any:
+        return jax.lax.scan(step, now, (since + jnp.arange(mine.shape[0]), slots, mine, theirs))
+
+    return jax.vmap(one_seed)(table, mine, theirs)
 
 
 def _gradient(cost: Cost, x: jax.Array) -> jax.Array:
     return cost.gradient(x)
 
 
-def _example(stream: Stream, num_machines: int) -> tuple[Any, jax.Array, jax.Array]:
-    key = root_key(0)
-    return stream.start(key, num_machines), jnp.asarray(0), key
+def _first(stream: Stream, num_machines: int) -> tuple[Any, jax.Array, jax.Array]:
+    at_start, of_step = stream.widths(num_machines)
+    return stream.start(jnp.zeros(at_start), num_machines), jnp.asarray(0), jnp.zeros(of_step)
 
 
 def _comparators(

@@ -8,7 +8,7 @@ unbiased and that x minimises eta <s, x> + R(x) is tested. eta is divided by G B
 
 s, the sum of past estimates, is the iterate that the protocol carries. Minimising gives x = -s/|s| r with r = (sqrt(1 +
 (eta |s| B)^2) - 1)/(eta |s|); the Hessian there has the eigenvalue 2 (B^2 + r^2)/(B^2 - r^2)^2 along x and 2/(B^2 -
-r^2) across. The axes across x are those of the Householder reflection that takes the first unit vector to it.
+r^2) across. The axes across x are those of the Householder reflection that takes the unit vector of its largest coordinate to it.
 """
 
 from typing import Any, ClassVar, Self
@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 
 from sojourn.core.errors import SojournError
-from sojourn.core.keys import purpose_key, uniform_index
 from sojourn.core.options import positive
 from sojourn.online.method import Feedback, Game, Method, constrained_field, filled, need
 
@@ -41,10 +40,14 @@ class SCRiBLE(Method):
         log = float(jnp.log(game.steps)) ** 0.5
         return filled(self, step_size=log / (4 * game.dimension * largest_cost * game.steps**0.5))
 
-    def query(self, x: jax.Array, radius: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
+    def width(self, dimension: int) -> int:
+        return 2
+
+    def query(self, x: jax.Array, radius: jax.Array, draws: jax.Array) -> tuple[jax.Array, Any]:
         leader, room = follow(x, self.step_size, radius)
-        number = uniform_index(key, (), x.shape[0])
-        sign = jax.random.rademacher(purpose_key(key, "sign"), (), x.dtype)
+        share = jax.scipy.special.ndtr(draws[0])  # uniform on 0 .. 1
+        number = jnp.minimum((share * x.shape[0]).astype(jnp.int32), x.shape[0] - 1)
+        sign = jnp.where(draws[1] < 0, -1.0, 1.0)
         # room = B^2 - r^2; r^2 = B^2 - room
         along, across = jnp.sqrt(2 * (2 * radius**2 - room)) / room, jnp.sqrt(2 / room)
         scale = sign * jnp.where(number == 0, along, across)  # eps sqrt(lambda_i)
@@ -68,8 +71,9 @@ def follow(total: jax.Array, step_size: Any, radius: jax.Array) -> tuple[jax.Arr
 def axis(x: jax.Array, number: jax.Array) -> jax.Array:
     """The axis of this number of an orthonormal basis whose first is x/|x|, up to a sign; of the standard one if x = 0."""
     length = jnp.linalg.norm(x)
-    first = jnp.zeros_like(x).at[0].set(1.0)
-    toward = jnp.where(length > 0, x / jnp.where(length > 0, length, 1.0), first)
-    mirror = toward + jnp.where(toward[0] >= 0, 1.0, -1.0) * first  # never short
-    chosen = jnp.zeros_like(x).at[number].set(1.0)
-    return chosen - 2 * (mirror[number] / (mirror @ mirror)) * mirror
+    toward = jnp.where(length > 0, x / jnp.where(length > 0, length, 1.0), jnp.zeros_like(x).at[0].set(1.0))
+    pivot = jnp.argmax(jnp.abs(toward))
+    standard = lambda i: jnp.zeros_like(x).at[i].set(1.0)  # noqa: E731
+    mirror = toward + jnp.sign(toward[pivot]) * standard(pivot)  # never short
+    coordinate = jnp.where(number == 0, pivot, jnp.where(number == pivot, 0, number))
+    return standard(coordinate) - 2 * (mirror[coordinate] / (mirror @ mirror)) * mirror

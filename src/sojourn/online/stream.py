@@ -1,7 +1,7 @@
 """What a stream of costs is, and how a user puts in one of their own.
 
-An adversary chooses the costs of a step from a key of its own and from what it has seen: the plays of earlier steps.
-It is never given the keys that the machines play by, nor the plays of the step that it is choosing for.
+An adversary chooses the costs of a step from random numbers of its own and from what it has seen: the plays of earlier
+steps. It is never given the numbers that the machines play by, nor the plays of the step that it is choosing for.
 """
 
 import dataclasses
@@ -51,11 +51,15 @@ class Stream(eqx.Module):
     def check(self, num_machines: int, steps: int) -> None:
         """Raises a sentence if it cannot serve so many machines and steps."""
 
-    def start(self, key: jax.Array, num_machines: int) -> Any:
+    def widths(self, num_machines: int) -> tuple[int, int]:
+        """How many independent standard normal numbers `start` gets, and `costs` in every step."""
+        return 0, 0
+
+    def start(self, draws: jax.Array, num_machines: int) -> Any:
         """The adversary's memory before the first step."""
         return ()
 
-    def costs(self, memory: Any, step: jax.Array, key: jax.Array, num_machines: int) -> Cost:
+    def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
         """The costs of a step, stacked over machines."""
         raise NotImplementedError
 
@@ -100,7 +104,7 @@ class Recorded(Stream):
         if steps > have:
             raise SojournError(f"steps = {steps} is out of range; this stream has the costs of {have} steps.")
 
-    def costs(self, memory: Any, step: jax.Array, key: jax.Array, num_machines: int) -> Cost:
+    def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
         return Given(jax.tree.map(lambda leaf: leaf[step], self.data), self.function)
 
 

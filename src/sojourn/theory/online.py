@@ -174,6 +174,21 @@ def consensus_distance(
     return step_size * (noise * apart**0.5 + drift * apart) * drifting(num_local_steps, num_clients)
 
 
+@statement(
+    "derived, for section 7.2.2 (adaptive adversaries)",
+    kind="upper bound",
+    printed="the bounds below are against an x* that does not depend on the machines' random numbers; against the best "
+    "point after the fact, where the adversary reacts to plays, add B s/sqrt(M T)",
+    why="The proofs of theorem 19 and lemmas 48 and 49 drop E <noise, x*>, which is 0 only if x* is independent of the "
+    "noise. It is at most B E|mean of the noise|; the rates have this term already.",
+    requires=("steps >= 1",),
+    test=_TEST + "test_theorem_19_holds",
+)
+def adaptive_comparator(*, steps: Any, num_clients: Any, radius: Any, noise: Any) -> Any:
+    """What the best point in hindsight gains where costs depend on the noise of earlier plays."""
+    return radius * noise / (num_clients * steps) ** 0.5
+
+
 # --- one value ---------------------------------------------------------------------------------------------------
 
 

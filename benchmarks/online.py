@@ -1,4 +1,4 @@
-"""A study of regret: 20 seeds, 8 numbers of machines and 8 dimensions at T = 4096, in a process that has compiled nothing.
+"""A study of regret: 20 seeds, 8 numbers of machines and 8 dimensions at T = 4096, in a process that compiled nothing.
 
 FedPOSGD with its step by theory against an adversary that reacts to plays, K = 16; then the same once more, compiled.
 """

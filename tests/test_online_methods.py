@@ -64,7 +64,9 @@ def transcribe(name: str, betas: np.ndarray, normals: np.ndarray, *, averaging: 
     return np.array(plays), x
 
 
-def scrible(s: np.ndarray, normals: np.ndarray, f: Callable[[np.ndarray], float]) -> tuple[list[np.ndarray], np.ndarray]:
+def scrible(
+    s: np.ndarray, normals: np.ndarray, f: Callable[[np.ndarray], float]
+) -> tuple[list[np.ndarray], np.ndarray]:
     from scipy.stats import norm
 
     S = np.linalg.norm(s)
@@ -241,7 +243,9 @@ def test_who_talks_to_nobody_is_tuned_as_if_alone() -> None:
     game = Game(1000, 8, 16, 16, 1.0, Known(1.0, 0.0, 0.5))
     for alone, together in (("one-point-ogd", "fedposgd"), ("two-point-ogd", "fedosgd")):
         apart = sj.online.METHODS[alone]().tuned(game)
-        assert float(apart.step_size) == pytest.approx(float(sj.online.METHODS[together]().tuned(game.alone()).step_size))
+        assert float(apart.step_size) == pytest.approx(
+            float(sj.online.METHODS[together]().tuned(game.alone()).step_size)
+        )
         assert float(apart.step_size) != pytest.approx(float(sj.online.METHODS[together]().tuned(game).step_size))
 
 

@@ -148,10 +148,10 @@ def test_a_study_is_its_games() -> None:
 
 
 @pytest.mark.parametrize("name", ["rademacher", "drifting", "heterogeneous", "adaptive"])
-@pytest.mark.parametrize("num_machines", [1, 2, 5, 6])
+@pytest.mark.parametrize("num_machines", [1, 2, 5])
 def test_gradients_have_norm_g_and_differ_by_zeta_hat(name: str, num_machines: int, x64: None) -> None:
     options: dict[str, Any] = {"lipschitz": 2.0}
-    if name == "heterogeneous":
+    if name in ("heterogeneous", "adaptive"):
         options["heterogeneity"] = 1.1 if num_machines > 1 else 0.0
     stream = sj.online.STREAMS[name](6, **options)  # type: ignore[call-arg]
     betas = np.asarray(kept(stream, sj.online.OGD(), num_machines=num_machines).beta)
@@ -165,7 +165,7 @@ def test_gradients_have_norm_g_and_differ_by_zeta_hat(name: str, num_machines: i
 def test_an_adversary_sees_past_plays_and_never_the_machines_random_numbers(
     name: str, monkeypatch: pytest.MonkeyPatch, x64: None
 ) -> None:
-    """Other random numbers of the machines from step 20 on: costs up to that step, which saw earlier plays, are equal."""
+    """Other random numbers of the machines from step 20 on: costs up to that step saw earlier plays, and are equal."""
     stream = sj.online.STREAMS[name](5)  # type: ignore[call-arg]
     method = sj.online.FedOSGD(step_size=0.1, exploration=0.1)
     before = kept(stream, method)
@@ -192,9 +192,16 @@ def test_methods_of_one_seed_meet_the_same_costs(x64: None) -> None:
 def test_the_adaptive_adversary_retyped(x64: None) -> None:
     stream = sj.online.Adaptive(4, radius=2.0, lipschitz=3.0, target=0.5, memory=3.0)
     centre, seen = np.array([1.0, 0, 0, 0]), np.array([0.5, 0.5, 0, 0])
-    memory = (jnp.asarray(centre), jnp.asarray(seen))
+    nowhere = jnp.zeros((2, 4))
+    memory = (jnp.asarray(centre), jnp.asarray(seen), nowhere, nowhere, jnp.ones(()))
     beta = np.asarray(stream.costs(memory, jnp.asarray(0), jnp.zeros(0), 2).beta)
     np.testing.assert_allclose(beta[1], 3 * (seen - centre) / np.linalg.norm(seen - centre))
+    own = jnp.asarray([[0, 0, 1.0, 0], [0, 0, -1.0, 0]])
+    apart = sj.online.Adaptive(4, lipschitz=3.0, heterogeneity=1.0).costs(
+        (*memory[:2], jnp.eye(4)[2:], own, -jnp.ones(())), jnp.asarray(0), jnp.zeros(0), 2
+    )
+    want = 8**0.5 * (seen - centre) / np.linalg.norm(seen - centre) + np.array([0, 0, 1.0, 0])  # sign -1, machine 1
+    np.testing.assert_allclose(apart.beta[1], want)
     plays = np.random.default_rng(0).normal(size=(2, 2, 4))
     np.testing.assert_allclose(stream.watch(memory, jnp.asarray(plays))[1], 0.75 * seen + 0.25 * plays.mean((0, 1)))
 
@@ -263,7 +270,7 @@ def test_a_mistake_is_one_sentence(mistake: Any, message: str) -> None:
 def test_costs_that_are_undefined_outside_the_ball_are_told_and_constrained_plays_mend_it() -> None:
     data = np.ones((30, 2))
     log = own(lambda z, x: -z * jnp.log(1.2 - x @ x) - 3 * x[0], data, lipschitz=3.0)  # NaN from |x|^2 = 1.2 on
-    with pytest.raises(SojournError, match="a cost is not finite in step .* radius 1.*constrained=True"):
+    with pytest.raises(SojournError, match=r"a cost is not finite in step .* radius 1.*constrained=True"):
         sj.online.play(log, sj.online.OGD(step_size=0.3), 30, num_machines=2)
     inside = sj.online.play(log, sj.online.OGD(step_size=0.05, constrained=True), 30, num_machines=2)
     assert np.isfinite(inside.regret).all()

@@ -38,6 +38,6 @@ STREAMS: dict[str, type[Stream]] = {
 
 __all__ = [
     "METHODS", "OGD", "STREAMS", "Adaptive", "Cone", "Drifting", "FedOGD", "FedOSGD", "FedPOSGD", "Game",
-    "Heterogeneous", "Known", "Method", "OnePointOGD", "Play", "Rademacher", "SCRiBLE", "Smooth", "Stochastic", "Stream",
-    "TwoPointOGD", "digits", "play", "stream", "study",
+    "Heterogeneous", "Known", "Method", "OnePointOGD", "Play", "Rademacher", "SCRiBLE", "Smooth", "Stochastic",
+    "Stream", "TwoPointOGD", "digits", "play", "stream", "study",
 ]  # fmt: skip

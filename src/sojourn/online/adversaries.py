@@ -19,7 +19,7 @@ class Drawn(Stream):
     """An adversary in R^d."""
 
     dimension: int = count(symbol="d")
-    radius: jax.Array = positive(1.0, symbol="B")
+    radius: float = positive(1.0, symbol="B")
 
     @property
     def size(self) -> int:
@@ -29,7 +29,7 @@ class Drawn(Stream):
 class Rademacher(Drawn):
     """Coordinated random signs, beta_t = G/sqrt(d) {-1, 1}^d, alike on all machines: the lower bound of theorem 17."""
 
-    lipschitz: jax.Array = positive(1.0, symbol="G")
+    lipschitz: float = positive(1.0, symbol="G")
 
     def known(self) -> Known:
         return Known(float(self.lipschitz), 0.0, 0.0)
@@ -48,9 +48,9 @@ class Drifting(Drawn):
     orthogonal to it, c is `share`. Alike on all machines.
     """
 
-    lipschitz: jax.Array = positive(1.0, symbol="G")
-    share: jax.Array = real(0.5, symbol="c", low=0.0, high=1.0)
-    period: jax.Array = real(0.0, low=0.0)
+    lipschitz: float = positive(1.0, symbol="G")
+    share: float = real(0.5, symbol="c", low=0.0, high=1.0)
+    period: float = real(0.0, low=0.0)
 
     def __check_init__(self) -> None:
         _at_least(self, 2)
@@ -73,31 +73,25 @@ class Drifting(Drawn):
 
 
 class Heterogeneous(Drawn):
-    """Machines that differ by zeta-hat at every step, for good: beta_t^m = b_t + zeta-hat e^m, |b_t|^2 = G^2 - zeta-hat^2.
+    """Machines that differ by zeta-hat at every step, for good: beta_t^m = b_t + zeta-hat e^m.
 
-    The e^m are unit vectors with mean 0: pairs of opposite ones, and of an odd number three at 120 degrees. b_t is as
-    in the drifting adversary, in the orthogonal complement of the e^m.
+    |b_t|^2 = G^2 - zeta-hat^2. The e^m are unit vectors with mean 0: pairs of opposite ones, and of an odd number three
+    at 120 degrees. b_t is as in the drifting adversary, in the orthogonal complement of the e^m.
     """
 
-    heterogeneity: jax.Array = real(0.5, symbol="zeta-hat", low=0.0)
-    lipschitz: jax.Array = positive(1.0, symbol="G")
-    share: jax.Array = real(0.5, symbol="c", low=0.0, high=1.0)
+    heterogeneity: float = real(0.5, symbol="zeta-hat", low=0.0)
+    lipschitz: float = positive(1.0, symbol="G")
+    share: float = real(0.5, symbol="c", low=0.0, high=1.0)
 
     def __check_init__(self) -> None:
         _at_least(self, 4)
-        check_heterogeneity(self.heterogeneity, self.lipschitz)
-        if not isinstance(self.heterogeneity, jax.core.Tracer) and self.heterogeneity > self.lipschitz:
-            raise SojournError(
-                f"heterogeneity = {float(self.heterogeneity):g} is above lipschitz = {float(self.lipschitz):g}; "
-                "gradients of that norm differ from their mean by no more, so give at most that."
-            )
+        _can_differ(self)
 
     def known(self) -> Known:
         return Known(float(self.lipschitz), 0.0, float(self.heterogeneity))
 
     def check(self, num_machines: int, steps: int) -> None:
-        if num_machines == 1 and float(self.heterogeneity) > 0:
-            raise SojournError("one machine cannot differ from the mean; give heterogeneity = 0 or more machines.")
+        _not_alone(self.heterogeneity, num_machines)
 
     def widths(self, num_machines: int) -> tuple[int, int]:
         return 3 * self.dimension, self.dimension
@@ -118,32 +112,50 @@ class Heterogeneous(Drawn):
 class Adaptive(Drawn):
     """Linear costs that push away from where machines have been seen: beta_t = G (q - c)/|q - c|.
 
-    q is the mean play of the past, each step counting `memory` times less than the next one in 1 + memory (0: only the
-    last), c a point at distance `target` B from zero. The best answer would be to stand at c; noise is punished.
+    q is the mean play of the past, each step counting 1/(1 + memory) of what is known then (0: only the last), c a
+    point at distance `target` B from zero. The best answer would be to stand at c; noise is punished. With
+    `heterogeneity`, beta_t^m = G' (q - c)/|q - c| + zeta-hat s_t e^m, the first in the complement of the plane of the
+    e^m, which are those of the heterogeneous adversary; the sign s_t punishes how machines drifted apart. G' is `pull`
+    G, or the sqrt(G^2 - zeta-hat^2) that is left of G if that is less.
     """
 
-    lipschitz: jax.Array = positive(1.0, symbol="G")
-    target: jax.Array = real(0.5, low=0.0, high=1.0)
-    memory: jax.Array = real(0.0, low=0.0)
+    lipschitz: float = positive(1.0, symbol="G")
+    target: float = real(0.5, low=0.0, high=1.0)
+    memory: float = real(0.0, low=0.0)
+    heterogeneity: float = real(0.0, symbol="zeta-hat", low=0.0)
+    pull: float = real(1.0, low=0.0, high=1.0)
+
+    def __check_init__(self) -> None:
+        _can_differ(self)
+        if not isinstance(self.heterogeneity, jax.core.Tracer) and self.heterogeneity > 0:
+            _at_least(self, 4)
 
     def known(self) -> Known:
-        return Known(float(self.lipschitz), 0.0, 0.0)
+        return Known(float(self.lipschitz), 0.0, float(self.heterogeneity))
+
+    def check(self, num_machines: int, steps: int) -> None:
+        _not_alone(self.heterogeneity, num_machines)
 
     def widths(self, num_machines: int) -> tuple[int, int]:
-        return self.dimension, 0
+        return 3 * self.dimension, 0
 
     def start(self, draws: jax.Array, num_machines: int) -> Any:
-        centre = self.target * self.radius * unit(draws)
-        return centre, jnp.zeros_like(centre)
+        across = jnp.where(self.heterogeneity > 0, plane(draws[self.dimension :]), 0.0)
+        own = jnp.asarray(circle(num_machines), across.dtype) @ across
+        centre = self.target * self.radius * _outside(draws[: self.dimension], across)
+        return centre, jnp.zeros_like(centre), across, own, jnp.ones(())
 
     def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
-        centre, seen = memory
-        away = unit(seen - centre)
-        return Linear(everywhere(self.lipschitz * away, num_machines))
+        centre, seen, across, own, sign = memory
+        left = jnp.sqrt(jnp.maximum(self.lipschitz**2 - self.heterogeneity**2, 0.0))
+        shared = jnp.minimum(self.pull * self.lipschitz, left) * _outside(seen - centre, across)
+        return Linear(shared + self.heterogeneity * sign * own)
 
     def watch(self, memory: Any, plays: jax.Array) -> Any:
-        centre, seen = memory
-        return centre, seen + (plays.mean((0, 1)) - seen) / (1 + self.memory)
+        centre, seen, across, own, _ = memory
+        apart = (own * plays.mean(1)).sum()
+        seen = seen + (plays.mean((0, 1)) - seen) / (1 + self.memory)
+        return centre, seen, across, own, jnp.where(apart < 0, -1.0, 1.0)
 
 
 class Smooth(Drawn):
@@ -152,8 +164,8 @@ class Smooth(Drawn):
     x* lies on the ball's sphere, z_t is a random sign, so that F_* is at most H noise^2/2.
     """
 
-    smoothness: jax.Array = positive(1.0, symbol="H")
-    noise: jax.Array = real(0.1, low=0.0)
+    smoothness: float = positive(1.0, symbol="H")
+    noise: float = real(0.1, low=0.0)
 
     def known(self) -> Known:
         return Known(None, float(self.smoothness), 0.0, float(self.smoothness * self.noise**2 / 2))
@@ -192,8 +204,8 @@ class Stochastic(Smooth):
 class Cone(Drawn):
     """G |x - c| at every step, |c| = `target` B: the simplest Lipschitz cost on which noise never stops to cost."""
 
-    lipschitz: jax.Array = positive(1.0, symbol="G")
-    target: jax.Array = real(0.5, low=0.0, high=1.0)
+    lipschitz: float = positive(1.0, symbol="G")
+    target: float = real(0.5, low=0.0, high=1.0)
 
     def known(self) -> Known:
         return Known(float(self.lipschitz), None, 0.0)
@@ -211,8 +223,8 @@ class Cone(Drawn):
         return Distance(everywhere(memory, num_machines), everywhere(self.lipschitz, num_machines))
 
 
-def everywhere(value: jax.Array, num_machines: int) -> jax.Array:
-    return jnp.broadcast_to(value, (num_machines, *value.shape))
+def everywhere(value: Any, num_machines: int) -> jax.Array:
+    return jnp.broadcast_to(value, (num_machines, *jnp.shape(value)))
 
 
 def unit(x: jax.Array, orthogonal_to: jax.Array | None = None) -> jax.Array:
@@ -247,3 +259,17 @@ def _at_least(stream: Drawn, least: int) -> None:
     if stream.dimension < least:
         name = type(stream).__name__
         raise SojournError(f"dimension = {stream.dimension} is too small for {name}; give at least {least}.")
+
+
+def _not_alone(heterogeneity: Any, num_machines: int) -> None:
+    if num_machines == 1 and float(heterogeneity) > 0:
+        raise SojournError("one machine cannot differ from the mean; give heterogeneity = 0 or more machines.")
+
+
+def _can_differ(stream: Any) -> None:
+    check_heterogeneity(stream.heterogeneity, stream.lipschitz)
+    if not isinstance(stream.heterogeneity, jax.core.Tracer) and stream.heterogeneity > stream.lipschitz:
+        raise SojournError(
+            f"heterogeneity = {float(stream.heterogeneity):g} is above lipschitz = {float(stream.lipschitz):g}; "
+            "gradients of that norm differ from their mean by no more, so give at most that."
+        )

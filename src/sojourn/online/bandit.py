@@ -28,8 +28,8 @@ from sojourn.theory.online import (
 
 
 class _Bandit(Method):
-    step_size: jax.Array | None = positive(None, symbol="eta", optional=True)
-    exploration: jax.Array | None = positive(None, symbol="delta", optional=True)
+    step_size: Any = positive(None, symbol="eta", optional=True)
+    exploration: Any = positive(None, symbol="delta", optional=True)
     constrained: bool = constrained_field()
 
     def tuned(self, game: Game) -> Self:

@@ -122,7 +122,9 @@ def least_quadratic(hessian: np.ndarray, slope: np.ndarray, radius: float) -> fl
     return float(at @ (values * at) / 2 - along @ at)
 
 
-def least_by_solver(mean_and_gradient: Callable[[np.ndarray], Any], dimension: int, radius: float) -> tuple[float, float]:
+def least_by_solver(
+    mean_and_gradient: Callable[[np.ndarray], Any], dimension: int, radius: float
+) -> tuple[float, float]:
     """The least value of a convex function over the ball, and by how much the value found may be above it.
 
     The second number is a certificate: by convexity F(x) - min F <= <grad F(x), x> + B |grad F(x)|.

@@ -17,7 +17,7 @@ from sojourn.theory.online import theorem_17_step_size, theorem_18_step_size
 class _GradientDescent(Method):
     feedback: ClassVar[Feedback] = "gradient"
 
-    step_size: jax.Array | None = positive(None, symbol="eta", optional=True)
+    step_size: Any = positive(None, symbol="eta", optional=True)
     constrained: bool = constrained_field()
 
     def tuned(self, game: Game) -> Self:

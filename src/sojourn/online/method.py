@@ -6,7 +6,7 @@ K steps by the protocol; K belongs to the protocol, not to the method.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import equinox as eqx
 import jax
@@ -49,8 +49,13 @@ class Method(eqx.Module):
     collaborative: ClassVar[bool]
     linear_costs: ClassVar[bool] = False  # whether its guarantee is for linear costs alone
 
-    step_size: eqx.AbstractVar[jax.Array | None]
-    constrained: eqx.AbstractVar[bool]
+    if TYPE_CHECKING:  # fields of every method
+
+        @property
+        def step_size(self) -> Any: ...
+
+        @property
+        def constrained(self) -> Any: ...
 
     def __check_init__(self) -> None:
         for name, (option, _) in options_of(type(self)).items():
@@ -99,7 +104,7 @@ def need(method: Method, game: Game, name: str) -> float:
     return float(value)
 
 
-def onto_ball(x: jax.Array, radius: jax.Array) -> jax.Array:
+def onto_ball(x: jax.Array, radius: Any) -> jax.Array:
     """The nearest point of the ball."""
     length = jnp.linalg.norm(x)
     return x * jnp.minimum(1.0, radius / jnp.where(length > 0, length, 1.0))

@@ -11,6 +11,8 @@ are handed its own numbers only.
 """
 
 import dataclasses
+import functools
+import operator
 import os
 import zlib
 from collections.abc import Iterable, Mapping
@@ -70,7 +72,9 @@ def play(
     """
     _check(steps, num_machines, num_local_steps, records)
     if not isinstance(stream, Stream) or not isinstance(method, Method):
-        raise SojournError("play takes a stream and a method of sojourn.online, in this order, and the number of steps.")
+        raise SojournError(
+            "play takes a stream and a method of sojourn.online, in this order, and the number of steps."
+        )
     stream.check(num_machines, steps)
     chosen = list(seeds)
     for seed in chosen:
@@ -92,7 +96,7 @@ def play(
 
 def study(games: Iterable[Mapping[str, Any]]) -> list[Play]:
     """Many games, as many side by side as there are cores; each is what `play` takes, by name."""
-    precise = jax.config.jax_enable_x64  # which is the thread's own
+    precise = jnp.result_type(float) == jnp.float64  # a setting of the thread
 
     def one(game: Mapping[str, Any]) -> Play:
         with jax.enable_x64(precise):
@@ -220,7 +224,7 @@ def _comparators(
         least = [[type(kind).least(mean(i, r), radius) for r in range(len(times))] for i in range(num_seeds)]
         return np.array(least), np.zeros(shape)
     apart = num_seeds if stream.random else 1  # else all seeds met the same costs
-    found = np.array([_solved(jax.tree.map(lambda leaf, i=i: leaf[i], kept), stream, times) for i in range(apart)])
+    found = np.array([_solved(jax.tree.map(operator.itemgetter(i), kept), stream, times) for i in range(apart)])
     both = np.broadcast_to(found, (num_seeds, len(times), 2))
     return both[..., 0], both[..., 1]
 
@@ -228,8 +232,8 @@ def _comparators(
 def _solved(costs: Any, stream: Stream, times: np.ndarray) -> list[tuple[float, float]]:
     with jax.enable_x64(True):
         wide = jax.tree.map(_wide, costs)
-        ask = eqx.filter_jit(lambda x, upto: _mean_cost(wide, x, upto))
-        return [least_by_solver(lambda x, t=t: ask(jnp.asarray(x), t), stream.size, float(stream.radius)) for t in times]
+        ask = eqx.filter_jit(lambda upto, x: _mean_cost(wide, jnp.asarray(x), upto))
+        return [least_by_solver(functools.partial(ask, t), stream.size, float(stream.radius)) for t in times]
 
 
 def _wide(leaf: Any) -> Any:
@@ -274,8 +278,8 @@ def _check_size(kind: Cost, steps: int, seeds: int) -> None:
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(kind)) * steps * seeds
     if numbers > _MAX_KEPT:
         raise SojournError(
-            f"these costs have no closed-form comparator, and the {numbers:.1e} numbers that a solver needs do not fit; "
-            "give fewer steps or seeds."
+            f"these costs have no closed-form comparator, and the {numbers:.1e} numbers that a solver needs do not "
+            "fit; give fewer steps or seeds."
         )
 
 
@@ -287,5 +291,6 @@ def _check_finite(courses: np.ndarray, radius: float, steps: int) -> None:
         norm = float(courses[seed, step, 2])
         where = f"plays of norm up to {norm:.3g}, the ball has radius {radius:.3g}" if np.isfinite(norm) else "diverged"
         raise SojournError(
-            f"a cost is not finite in step {step + 1} of {steps} ({where}); use constrained=True, or a smaller step_size."
+            f"a cost is not finite in step {step + 1} of {steps} ({where}); use constrained=True, or a smaller "
+            "step_size."
         )

@@ -8,7 +8,8 @@ unbiased and that x minimises eta <s, x> + R(x) is tested. eta is divided by G B
 
 s, the sum of past estimates, is the iterate that the protocol carries. Minimising gives x = -s/|s| r with r = (sqrt(1 +
 (eta |s| B)^2) - 1)/(eta |s|); the Hessian there has the eigenvalue 2 (B^2 + r^2)/(B^2 - r^2)^2 along x and 2/(B^2 -
-r^2) across. The axes across x are those of the Householder reflection that takes the unit vector of its largest coordinate to it.
+r^2) across. The axes across x are those of the Householder reflection that takes the unit vector of its largest
+coordinate to it.
 """
 
 from typing import Any, ClassVar, Self
@@ -28,7 +29,7 @@ class SCRiBLE(Method):
     collaborative: ClassVar[bool] = False
     linear_costs: ClassVar[bool] = True
 
-    step_size: jax.Array | None = positive(None, symbol="eta", optional=True)
+    step_size: Any = positive(None, symbol="eta", optional=True)
     constrained: bool = constrained_field()  # its plays stay in the ball either way
 
     def tuned(self, game: Game) -> Self:
@@ -69,7 +70,7 @@ def follow(total: jax.Array, step_size: Any, radius: jax.Array) -> tuple[jax.Arr
 
 
 def axis(x: jax.Array, number: jax.Array) -> jax.Array:
-    """The axis of this number of an orthonormal basis whose first is x/|x|, up to a sign; of the standard one if x = 0."""
+    """The axis of this number of an orthonormal basis whose first is x/|x| up to a sign; the standard one if x = 0."""
     length = jnp.linalg.norm(x)
     toward = jnp.where(length > 0, x / jnp.where(length > 0, length, 1.0), jnp.zeros_like(x).at[0].set(1.0))
     pivot = jnp.argmax(jnp.abs(toward))

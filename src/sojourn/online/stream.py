@@ -6,7 +6,7 @@ steps. It is never given the numbers that the machines play by, nor the plays of
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -34,7 +34,11 @@ class Stream(eqx.Module):
     Real numbers are traced, so that other radii and scales do not compile again.
     """
 
-    radius: eqx.AbstractVar[jax.Array]  # B of the comparator's ball
+    if TYPE_CHECKING:  # a field of every stream
+
+        @property
+        def radius(self) -> Any:
+            """B of the comparator's ball."""
 
     def __check_init__(self) -> None:
         for name, (option, _) in options_of(type(self)).items():
@@ -80,9 +84,9 @@ class Stream(eqx.Module):
 class Recorded(Stream):
     """Costs that were written down: data[t, m] of step t and machine m."""
 
-    radius: jax.Array = positive(symbol="B")
+    radius: float = positive(symbol="B")
     data: Any = None  # pytree, every leaf (steps, machines, ...)
-    function: Callable[[Any, jax.Array], jax.Array] = eqx.field(static=True, default=None)  # type: ignore[assignment]
+    function: Callable[[Any, jax.Array], jax.Array] | None = eqx.field(static=True, default=None)
     dimension: int = eqx.field(static=True, default=1)
     facts: Known = eqx.field(static=True, default=Known())
 
@@ -105,6 +109,7 @@ class Recorded(Stream):
             raise SojournError(f"steps = {steps} is out of range; this stream has the costs of {have} steps.")
 
     def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
+        assert self.function is not None
         return Given(jax.tree.map(lambda leaf: leaf[step], self.data), self.function)
 
 
@@ -126,7 +131,7 @@ def stream(
         raise SojournError(f"dimension = {dimension!r} does not fit; expected a whole number of at least 1.")
     known = Known(lipschitz, smoothness, heterogeneity, optimal_value)
     for name, value in dataclasses.asdict(known).items():
-        if value is not None and not (np.isscalar(value) and np.isfinite(float(value)) and float(value) >= 0):
+        if value is not None and not (isinstance(value, (int, float, np.number)) and 0 <= float(value) < np.inf):
             raise SojournError(f"{name} = {value!r} is out of range; expected a finite number of at least 0, or None.")
     check_heterogeneity(heterogeneity, lipschitz)
     arrays = jax.tree.map(_array, data)

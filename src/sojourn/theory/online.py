@@ -6,8 +6,8 @@ moment of a gradient estimate about its mean, I is 1 where machines can differ (
 
 All explicit bounds rest on one line. The mean iterate y moves by the mean estimate, so for every x* in the ball
 mean_m E f_t^m(x_t^m) - f_t^m(x*) <= (E|y_t - x*|^2 - E|y_{t+1} - x*|^2)/(2 eta) + eta/2 (G^2 + s^2/M) + I D, where
-D = E mean_m <x^m - y, grad f^m(x^m)> is what drifting apart costs. It is at most G a, and a (H a + zeta-hat) where costs
-are H-smooth, for a the root of mean_m E|x^m - y|^2, bounded by `consensus_distance`.
+D = E mean_m <x^m - y, grad f^m(x^m)> is what drifting apart costs. It is at most G a, and a (H a + zeta-hat) where
+costs are H-smooth, for a the root of mean_m E|x^m - y|^2, bounded by `consensus_distance`.
 """
 
 from typing import Any
@@ -155,8 +155,8 @@ def two_point_second_moment(*, lipschitz: Any, dimension: Any) -> Any:
 @statement(
     "derived, for (F.6) and (F.14)",
     kind="upper bound",
-    printed="(mean_m E|x^m - y|^2)^(1/2) <= eta (s sqrt(K-1) + min{zeta-hat, G} (K-1)) I; zeta-hat for linear costs, and "
-    "for smooth ones with eta <= 2/H",
+    printed="(mean_m E|x^m - y|^2)^(1/2) <= eta (s sqrt(K-1) + min{zeta-hat, G} (K-1)) I; zeta-hat for linear "
+    "costs, and for smooth ones with eta <= 2/H",
     requires=("cost_heterogeneity <= 2 * lipschitz",),
     test=_TEST + "test_machines_drift_apart_as_slowly_as_stated",
 )
@@ -165,9 +165,9 @@ def consensus_distance(
 ) -> Any:
     """How far machines are from their mean, in the root of the mean square, just before they average.
 
-    Noise is a martingale difference, so K steps of it grow like sqrt K with or without smoothness; (F.6) has 2 (s + G) K
-    eta. Gradients of norm G differ from their mean by at most G in the mean square. For smooth costs, x - eta grad f^m
-    does not expand, so a_{j+1}^2 <= (a_j + eta zeta-hat)^2 + eta^2 s^2, which eta (s sqrt j + zeta-hat j) solves.
+    Noise is a martingale difference, so K steps of it grow like sqrt K with or without smoothness; (F.6) has 2 (s + G)
+    K eta. Gradients of norm G differ from their mean by at most G in the mean square. For smooth costs, x - eta grad
+    f^m does not expand, so a_{j+1}^2 <= (a_j + eta zeta-hat)^2 + eta^2 s^2, which eta (s sqrt j + zeta-hat j) solves.
     """
     drift = smallest(cost_heterogeneity, lipschitz)
     apart = num_local_steps - 1
@@ -415,8 +415,8 @@ def theorem_21_step_size(
     "Corollary 1, before tuning",
     kind="upper bound",
     status="corrected",
-    printed="regret = O(G B/sqrt(K R) + G B sqrt d/sqrt(M K R) + I [sqrt(G zeta-hat B) d^(1/4)/(K^(1/4) sqrt R) + zeta-hat "
-    "B/sqrt R])",
+    printed="regret = O(G B/sqrt(K R) + G B sqrt d/sqrt(M K R) + I [sqrt(G zeta-hat B) d^(1/4)/(K^(1/4) sqrt R) + "
+    "zeta-hat B/sqrt R])",
     corrected="regret <= B^2/(2 eta T) + (eta/2) (G^2 + d G^2/M) + zeta-hat a; the root must not cover B",
     why="Linear costs: H = 0, their smoothed versions are themselves, delta does not matter, and s^2 = d G^2 exactly.",
     requires=_APART,
@@ -438,8 +438,8 @@ def corollary_1(
 @statement(
     "Corollary 1, tuned",
     kind="step size",
-    printed="theorem 21's with H = 0: eta = B/(G sqrt T) min{1, sqrt(M/d), I sqrt(G/zeta-hat)/(d K)^(1/4), I G/(zeta-hat "
-    "sqrt K)}",
+    printed="theorem 21's with H = 0: eta = B/(G sqrt T) min{1, sqrt(M/d), I sqrt(G/zeta-hat)/(d K)^(1/4), I "
+    "G/(zeta-hat sqrt K)}",
     requires=_APART,
     test=_TEST + "test_tuned_steps_are_near_the_best",
 )
@@ -469,9 +469,7 @@ def corollary_1_step_size(
     requires=("dimension >= 1", "lipschitz > 0", "cost_heterogeneity > 0"),
     test=_TEST + "test_local_steps_are_free_up_to_the_stated_number",
 )
-def corollary_1_local_steps(
-    *, num_clients: Any, dimension: Any, lipschitz: Any, cost_heterogeneity: Any
-) -> Any:
+def corollary_1_local_steps(*, num_clients: Any, dimension: Any, lipschitz: Any, cost_heterogeneity: Any) -> Any:
     """The number of local steps up to which FedOSGD's rate for linear costs is that of K = 1."""
     return (lipschitz / cost_heterogeneity) ** 2 * largest(1 / dimension, dimension / num_clients**2)
 

@@ -95,7 +95,8 @@ def judge(found: Any, tuned: Any, units: Any, norms: Any, scale: Any) -> list[Cl
     value, least, most = crossing(dims, [found[TOGETHER, d] for d in dims], [found[ALONE, d] for d in dims])
     near = K**0.5 / 2  # where the two step sizes of theorem 19 are equal
     barrier = [above(found[BARRIER, d] - found[ALONE, d], 0.0) for d in dims]
-    still = above(np.log(tuned[ALONE, low] / tuned[TOGETHER, low]), -0.05)
+    lost = float((found[TOGETHER, low] - found[ALONE, low]).mean())
+    still = above(lost / 5 - (tuned[TOGETHER, low] - tuned[ALONE, low]), 0.0)
     gains = above(np.log(tuned[ALONE, high] / tuned[TOGETHER, high]), 0.0)
     rule = "log of alone over together, paired seeds, t-interval"
     return [
@@ -114,9 +115,10 @@ def judge(found: Any, tuned: Any, units: Any, norms: Any, scale: Any) -> list[Cl
               "interpolated crossing, bootstrap interval", "within a factor of 2", n, "check"),
         Claim("tuned-gain", f"With tuned steps, too, FedPOSGD is better at d = {high}.", gains[0], gains[1],
               rule + ", steps tuned on other seeds", "above 0", n // 2, "check"),
-        Claim("tuned-no-loss", f"With tuned steps nothing is lost at d = {low}: the loss there is the theorem's "
-              "caution.",
-              still[0], still[1], rule + ", steps tuned on other seeds", "above -0.05", n // 2, "check"),
+        Claim("tuned-no-loss", f"With tuned steps hardly anything is lost at d = {low}: the loss there is the "
+              "theorem's caution.",
+              still[0], f"lost with the theorem's steps {lost:.4g}; a fifth of it less what tuned ones lose {still[1]}",
+              "paired seeds, t-interval, steps tuned on other seeds", "above 0", n // 2, "check"),
         Claim("units", "Regret/(G B) does not depend on B and G with the corrected step.", units["corrected"] < 1e-2,
               f"largest relative change {units['corrected']:.1e}", "B times 10, G divided by 5", "below 0.01", n,
               "correction"),

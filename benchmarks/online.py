@@ -12,8 +12,8 @@ from typing import Any
 import sojourn as sj
 
 STEPS, LOCAL_STEPS, SEEDS = 4096, 16, range(20)
-MACHINES = (1, 2, 4, 8, 16, 32, 48, 64)
-DIMENSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
+MACHINES = (1, 2, 4, 6, 8, 12, 16, 32)
+DIMENSIONS = (2, 4, 8, 16, 24, 32, 48, 64)
 
 
 def games() -> list[dict[str, Any]]:

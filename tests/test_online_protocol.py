@@ -134,8 +134,8 @@ def test_other_numbers_do_not_compile_again() -> None:
                 num_local_steps=k,
             )  # fmt: skip
             if b == 1.0:
-                before = protocol._advance._cached._cache_size()
-        assert protocol._advance._cached._cache_size() == before
+                before = protocol._advance.program._cache_size()
+        assert protocol._advance.program._cache_size() == before
 
 
 def test_a_study_is_its_games() -> None:

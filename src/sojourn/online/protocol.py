@@ -15,7 +15,7 @@ import functools
 import operator
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -32,6 +32,9 @@ from sojourn.online.method import Game, Method
 from sojourn.online.stream import Stream
 
 _MAX_KEPT = 1 << 28  # numbers of costs that are kept for a solver
+# Small programs, many shapes: compiling takes longer than running. These save a third of it and cost no speed.
+_QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_llvm_disable_expensive_passes": True}
+_ONCE = {**_QUICK, "xla_backend_optimization_level": 0}  # runs once per game
 _CHUNK = 1 << 23  # random numbers that are drawn at a time
 
 
@@ -157,7 +160,26 @@ def _drawn(generators: list[np.random.Generator], shape: tuple[int, ...]) -> jax
     return jnp.asarray(found)
 
 
-@eqx.filter_jit
+def _compiled(options: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`eqx.filter_jit` with options for the compiler: what is not an array is static."""
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        def combined(arrays: Any, rest: Any) -> Any:
+            return function(*eqx.combine(arrays, rest))
+
+        program = jax.jit(combined, static_argnums=1, compiler_options=dict(options))
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            return program(*eqx.partition(arguments, eqx.is_array))
+
+        call.program = program  # type: ignore[attr-defined]
+        return call
+
+    return wrap
+
+
+@_compiled(_ONCE)
 def _begin(stream: Stream, draws: jax.Array, num_machines: int, num_records: int) -> Table:
     def one_seed(mine: jax.Array) -> Table:
         memory = stream.start(mine, num_machines)
@@ -171,7 +193,7 @@ def _begin(stream: Stream, draws: jax.Array, num_machines: int, num_records: int
     return jax.vmap(one_seed)(draws)
 
 
-@eqx.filter_jit
+@_compiled(_QUICK)
 def _advance(
     stream: Stream, method: Method, table: Table, mine: jax.Array, theirs: jax.Array, since: jax.Array,
     slots: jax.Array, period: jax.Array, steps: jax.Array, keep_costs: bool,

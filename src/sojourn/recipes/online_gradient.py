@@ -11,6 +11,7 @@ from sojourn.recipes.trends import all_hold
 from sojourn.theory.online import theorem_17_lower_bound, theorem_18, theorem_18_step_size
 
 DIMENSION, LOCAL_STEPS = 16, 16
+ROUNDING = 1e-4  # of regrets in single precision
 
 
 def _games(scale: Any) -> dict[Any, dict[str, Any]]:
@@ -22,8 +23,13 @@ def _games(scale: Any) -> dict[Any, dict[str, Any]]:
         for M in machines for kind in (OGD, FedOGD)
     }  # fmt: skip
     for stream in (Drifting(DIMENSION), Adaptive(DIMENSION), Cone(DIMENSION), Heterogeneous(DIMENSION)):
-        games["bound", type(stream).__name__] = {"stream": stream, "method": OGD(), "num_machines": 4, **base}
+        # against a direction that stays, plays that leave the ball beat its best point: there is nothing to bound
+        inside = OGD(constrained=isinstance(stream, (Drifting, Heterogeneous)))
+        games["bound", type(stream).__name__] = {"stream": stream, "method": inside, "num_machines": 4, **base}
     for kind in (OGD, FedOGD):
+        games["alike", kind.__name__] = {
+            "stream": Smooth(DIMENSION, noise=1.0), "method": kind(), "num_machines": machines[-1], **base,
+        }  # fmt: skip
         games["stochastic", kind.__name__] = {
             "stream": Stochastic(DIMENSION, noise=1.0), "method": kind(), "num_machines": machines[-1], **base,
             "num_local_steps": 1,
@@ -42,7 +48,9 @@ def judge(found: Any, scale: Any) -> list[Claim]:
     bound = 1 / T**0.5  # G = B = 1
     worst = {key[1]: float(found[key].max()) / bound for key in found if key[0] == "bound"}
     worst["Rademacher"] = max(float(found["OGD", M].max()) for M in machines) / bound
-    same = max(float(np.abs(found["FedOGD", M] - found["OGD", M]).max()) for M in machines)
+    pairs = [((kind, M) for kind in ("FedOGD", "OGD")) for M in machines]
+    pairs.append(("alike", kind) for kind in ("FedOGD", "OGD"))
+    same = max(float(np.abs(found[together] - found[alone]).max()) for together, alone in pairs)
     floor = float(theorem_17_lower_bound(steps=T, lipschitz=1.0, radius=1.0))
     over = [above(found[kind, M], floor) for kind in ("OGD", "FedOGD") for M in machines]
     helps, text = above(found["stochastic", "OGD"] - found["stochastic", "FedOGD"], 0.0)
@@ -51,22 +59,25 @@ def judge(found: Any, scale: Any) -> list[Claim]:
     )  # fmt: skip
     return [
         Claim("ogd-bound", "Alone, OGD's regret is at most G B / sqrt T on every path of every stream.",
-              all(ratio <= 1 for ratio in worst.values()),
+              all(ratio <= 1 + ROUNDING for ratio in worst.values()),
               "largest regret over G B / sqrt T: " + ", ".join(f"{name} {r:.3f}" for name, r in worst.items()),
-              "largest over seeds", "at most 1", n),
+              "largest over seeds; drifting and heterogeneous costs: constrained plays",
+              f"at most 1 + {ROUNDING:g}", n),
         Claim("floor", "On coordinated random signs no number of machines gets below G B / sqrt(2 T), alone or "
               "together.",
               all_hold(*(holds for holds, _ in over)), f"floor {floor:.4g}; OGD with one machine {over[0][1]}",
               "mean over seeds, t-interval", "above the floor for every M", n, "correction"),
-        Claim("together-as-alone", "There FedOGD plays what OGD plays: averaging changes nothing, for every M.",
-              same < 1e-5, f"largest difference of regret {same:.1e}", "on every seed", "below 1e-5", n),
+        Claim("together-as-alone", "There, and on smooth costs that are alike on all machines, FedOGD plays what OGD "
+              "plays: averaging changes nothing, for every M.",
+              same < 1e-5, f"largest difference of regret {same:.1e}", "on every seed", "below 1e-5", n, "check"),
         Claim("stochastic-helps", "Against a draw of its own for every machine, averaging does help: the game can show "
               "it.",
               helps, f"OGD less FedOGD {text}", "paired seeds, t-interval", "above 0", n, "check"),
         slope_claim("rate-17", "On random signs the regret falls like T^(-1/2).", times,
                     [found["signs", t] for t in times], -0.55, -0.45, of="T"),
-        Claim("bound-18", "On smooth non-negative costs it is below the explicit bound on every path.", smooth <= 1,
-              f"largest ratio {smooth:.3f}", "largest over seeds and T", "at most 1", n, "correction"),
+        Claim("bound-18", "On smooth non-negative costs it is below the explicit bound on every path.",
+              smooth <= 1 + ROUNDING, f"largest ratio {smooth:.3f}", "largest over seeds and T", f"at most 1 + {ROUNDING:g}", n,
+              "correction"),
         slope_claim("rate-18-exact", "With F_* = 0 it falls like 1/T.", times,
                     [found["smooth", 0.0, t] for t in times], -1.1, -0.9, of="T"),
         slope_claim("rate-18-noise", "With F_* > 0 it falls no slower than T^(-1/2).", times,

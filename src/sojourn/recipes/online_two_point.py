@@ -74,7 +74,8 @@ def judge(found: Any, scale: Any) -> list[Claim]:
               near_to(K * K, *crossed[PRINTED][1:]), f"with the printed step {said[PRINTED]}",
               "interpolated crossing, bootstrap interval", "within a factor of 2", n),
         Claim("crossover-k", f"With the sharpened step they cross near d = K = {K}.", near_to(K, *crossed[TWO][1:]),
-              f"with the sharpened step {said[TWO]}", "interpolated crossing, bootstrap interval", "within a factor of 2", n, "correction"),
+              f"with the sharpened step {said[TWO]}", "interpolated crossing, bootstrap interval",
+              "within a factor of 2", n, "correction"),
         Claim("gain-earlier", f"The sharpened bound: with its step it does from d = c K on, here at d = {early} < K^2 "
               f"= {K * K}, and does not at d = {cross[0]}.",
               all_hold(gain(TWO, early)[0], _reversed(gain(TWO, cross[0])[0])),

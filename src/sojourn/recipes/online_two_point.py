@@ -96,7 +96,8 @@ def _reversed(holds: bool | None) -> bool | None:
 def _judge_heterogeneity(found: Any, scale: Any) -> list[Claim]:
     zetas, steps, n = scale["heterogeneities"], max(scale["local_steps"]), len(scale["seeds"])
     none, small, most = zetas[0], scale["small"], zetas[-1]
-    grows, text = above(found["apart", most, steps] - found["apart", none, steps], 0.0)
+    more = lambda zeta: above(found["apart", zeta, steps] - found["apart", none, steps], 0.0)  # noqa: E731
+    grows, text = more(most)
     means = ", ".join(f"{found['apart', z, steps].mean():.4g} at {z:g} G" for z in zetas)
     ratio = lambda zeta: np.log(found["apart", zeta, steps] / found["apart", zeta, 1])  # noqa: E731
     free, costs = within(ratio(none), 0.1), above(ratio(most), 0.1)
@@ -107,8 +108,8 @@ def _judge_heterogeneity(found: Any, scale: Any) -> list[Claim]:
     nearly = above(0.25 - ratio(small), 0.0)
     rule = f"log of regret at K = {steps} over regret at K = 1, paired seeds"
     return [
-        Claim("smaller-heterogeneity", f"Regret with {steps} local steps is less at zeta-hat = 0 than at {most:g} G; "
-              f"up to about {small:g} G it is flat.", grows, f"difference {text}; {means}",
+        Claim("smaller-heterogeneity", f"Regret with {steps} local steps is less at zeta-hat = 0 than at {most:g} G.",
+              grows, f"difference {text}; at {small:g} G {more(small)[1]}; {means}",
               "difference, paired seeds, t-interval", "above 0", n),
         Claim("free-without", f"With zeta-hat = 0 {steps} local steps cost nothing.", free[0],
               free[1], rule + ", t-interval", "within 0.1", n),

@@ -239,6 +239,14 @@ def test_steps_by_theory_have_the_right_units(name: str) -> None:
         assert float(scaled.exploration) == pytest.approx(3 * float(plain.exploration), rel=1e-5)
 
 
+def test_the_step_from_one_value_follows_the_exploration() -> None:
+    """eta = B/(G sqrt T) sqrt M/s' with s' = d (B + delta)/delta, which is 2d only for delta = B."""
+    game = Game(1000, 1, 4, 16, 2.0, Known(3.0, 0.0, 0.0))
+    for how, delta in (({}, 2.0), ({"exploration": 0.5}, 0.5), ({"exploration": 0.5, "constrained": True}, 0.5)):
+        want = 2.0 / (3.0 * 1000**0.5) * 2.0 / (16 * (2.0 + delta) / delta)
+        assert float(sj.online.FedPOSGD(**how).tuned(game).step_size) == pytest.approx(want)
+
+
 def test_who_talks_to_nobody_is_tuned_as_if_alone() -> None:
     game = Game(1000, 8, 16, 16, 1.0, Known(1.0, 0.0, 0.5))
     for alone, together in (("one-point-ogd", "fedposgd"), ("two-point-ogd", "fedosgd")):

@@ -1,5 +1,6 @@
 """The online game: regret, comparators, what is counted, what an adversary can see, and what is refused."""
 
+import gc
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 import sojourn as sj
 from sojourn.core.errors import SojournError
-from sojourn.online import protocol
+from sojourn.online import comparator, protocol
 from sojourn.online.adversaries import circle
 from sojourn.online.costs import Linear, SquaredResidual, least_by_solver, least_quadratic
 from sojourn.online.method import Game
@@ -83,6 +84,57 @@ def test_the_same_costs_written_down_have_the_same_regret(x64: None) -> None:
     np.testing.assert_allclose(solved["cost"], exact["cost"], rtol=1e-9)
     np.testing.assert_allclose(solved["regret"], exact["regret"], atol=1e-6)
     assert (solved["comparator_gap"] < 1e-4).all() and (exact["comparator_gap"] == 0).all()
+
+
+def test_the_solver_finds_the_best_point_though_zero_has_no_gradient() -> None:
+    """|x| - 3 x_0 is least at (1, 0, 0), where it is -2; a solver that starts at zero is told NaN and stays."""
+    kinked = own(lambda z, x: z * jnp.linalg.norm(x) - 3 * x[0], np.ones((9, 2)))
+    method = sj.online.TwoPointOGD(step_size=0.1, exploration=0.1)
+    found = sj.online.play(kinked, method, 9, num_machines=2)
+    assert found.last("comparator")[0] == pytest.approx(-2) and found.last("comparator_gap")[0] < 1e-5
+    with pytest.raises(SojournError, match=r"no best point .* not finite"):
+        least_by_solver(lambda x: (x @ x, x * np.nan), 3, 1.0)
+    with pytest.raises(SojournError, match=r"no best point .* not finite"):
+        least_by_solver(lambda x: (np.nan, x), 3, 1.0)
+
+
+def test_a_written_stream_is_solved_once_and_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    true = comparator.least_by_solver
+    monkeypatch.setattr(comparator, "least_by_solver", lambda *how: asked.append(how) or true(*how))
+    cone = lambda z, x: jnp.sqrt(1 + (x - z) @ (x - z))  # noqa: E731
+    given = [own(cone, np.random.default_rng(i).normal(size=(9, 2, 3)), lipschitz=1.0) for i in (0, 1)]
+    first = sj.online.play(given[0], sj.online.OGD(), 9, num_machines=2, seeds=range(3), records=2).frame()
+    programs = comparator._mean_cost._cached._cache_size()
+    again = sj.online.play(given[0], sj.online.FedOGD(), 9, num_machines=2, num_local_steps=4, records=2).frame()
+    assert len(asked) == 2  # two records, and nothing for another method, K or seed
+    np.testing.assert_array_equal(first["comparator"], np.tile(again["comparator"], 3))
+    other = sj.online.play(given[1], sj.online.OGD(), 9, num_machines=2).frame()
+    assert len(asked) == 3 and comparator._mean_cost._cached._cache_size() == programs
+    assert other["comparator"][0] != again["comparator"][1]
+    known = len(comparator._FOUND)
+    del given, asked[:]
+    gc.collect()
+    assert len(comparator._FOUND) <= known - 2  # forgotten with its stream
+
+
+def test_costs_that_are_alike_for_all_seeds_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_ = []
+    true = protocol._compete
+    monkeypatch.setattr(protocol, "_compete", lambda *how: kept_.append(how[-1]) or true(*how))
+    monkeypatch.setattr(protocol, "_MAX_KEPT", 20)  # 9 * 2 numbers, whatever the number of seeds
+    square = own(lambda z, x: z * (x @ x + jnp.abs(x[0] - 1)))
+    found = sj.online.play(square, sj.online.OGD(step_size=0.1), 9, num_machines=2, seeds=range(5))
+    assert kept_ == [False] and np.isfinite(found.regret).all()
+    monkeypatch.setattr(protocol, "_MAX_KEPT", 17)
+    with pytest.raises(SojournError, match="give fewer steps or seeds"):
+        sj.online.play(square, sj.online.OGD(step_size=0.1), 9, num_machines=2)
+
+
+def test_long_sums_are_exact_in_single_precision() -> None:
+    """Without noise the best point's cost is exactly 0; a plain sum of 20,000 single numbers is off by far more."""
+    found = sj.online.play(sj.online.Smooth(4, noise=0.0), sj.online.OGD(), 20_000, seeds=range(3))
+    assert np.abs(found.last("comparator")).max() < 2e-8
 
 
 @pytest.mark.parametrize("name", sj.online.METHODS)
@@ -248,6 +300,13 @@ def own(function: Any = lambda z, x: z * x.sum(), data: Any = np.ones((9, 2)), *
         (lambda: own(dimension=0), "dimension = 0 does not fit"),
         (lambda: own(lambda z, x: x), "a cost is a single number"),
         (lambda: own(lambda z, x: z @ x), "fails at a point of dimension 3"),
+        (lambda: own(lambda z, x: z["b"] @ x, {"a": np.ones((9, 2))}), "dimension 3: KeyError: 'b'"),
+        (lambda: own(data=np.full((9, 2), "word")), "arrays of numbers; got ndarray"),
+        (lambda: own(lambda z, x: z * jnp.cos(9 * x[0])), r"is not convex: .* on average"),
+        (lambda: sj.online.play(sj.online.Cone(3), sj.online.OGD(), 5, seeds=3), "seeds = 3 does not fit"),  # type: ignore[arg-type]
+        (lambda: sj.online.study([{"stream": sj.online.Cone(3)}]), "missing a required argument: 'method'"),
+        (lambda: sj.online.play(sj.online.Cone(3), sj.online.FedPOSGD(), 5), "FedPOSGD's step size by theory is for"),
+        (lambda: sj.online.play(sj.online.Cone(3), sj.online.SCRiBLE(), 5), "SCRiBLE's step size by theory is for"),
         (lambda: sj.online.Drifting(1), "too small for Drifting"),
         (lambda: sj.online.digits(order="backwards"), "order = 'backwards' does not fit"),
         (lambda: sj.online.play(sj.online.Heterogeneous(8), sj.online.OGD(), 10), "one machine cannot differ"),
@@ -274,3 +333,13 @@ def test_costs_that_are_undefined_outside_the_ball_are_told_and_constrained_play
         sj.online.play(log, sj.online.OGD(step_size=0.3), 30, num_machines=2)
     inside = sj.online.play(log, sj.online.OGD(step_size=0.05, constrained=True), 30, num_machines=2)
     assert np.isfinite(inside.regret).all()
+    holes = own(data=np.where(np.arange(18).reshape(9, 2) == 7, np.nan, 1.0), radius=9.0)
+    for method in (sj.online.OGD(step_size=0.1), sj.online.TwoPointOGD(step_size=0.1, constrained=True)):
+        with pytest.raises(SojournError, match=r"step 4 of 9, although all plays were in the ball.*not finite there"):
+            sj.online.play(holes, method, 9, num_machines=2)
+
+
+def test_methods_for_linear_costs_take_other_costs_with_a_step_and_linear_ones_without() -> None:
+    assert sj.online.play(sj.online.Cone(3), sj.online.FedPOSGD(step_size=0.01), 5).regret > 0
+    linear = own(smoothness=0.0, lipschitz=3**0.5, heterogeneity=0.0)
+    assert np.isfinite(sj.online.play(linear, sj.online.FedPOSGD(), 9, num_machines=2).regret).all()

@@ -8,7 +8,7 @@ import pytest
 
 from sojourn.recipes import RECIPES, online_gradient, online_one_point, online_two_point
 from sojourn.recipes.base import Bench, Claim
-from sojourn.recipes.regret import slope, slope_claim
+from sojourn.recipes.regret import crossing, near_to, slope, slope_claim
 
 RNG = np.random.default_rng(0)
 
@@ -31,10 +31,11 @@ def test_slopes_and_their_intervals() -> None:
 def test_where_curves_cross() -> None:
     dims = (2, 4, 8, 32)
     together, alone = [noisy(d**0.5) for d in dims], [noisy(d / 5**0.5) for d in dims]  # equal at d = 5
-    value, low, high = online_one_point.crossing(dims, together, alone)
+    value, low, high = crossing(dims, together, alone)
     assert low < 5 < high and value == pytest.approx(5, rel=0.05)
-    assert online_one_point.crossing(dims, alone, [2 * a for a in alone])[0] == pytest.approx(2)  # always better
-    assert online_one_point.crossing(dims, alone, [a / 2 for a in alone])[0] == pytest.approx(32)  # never
+    assert crossing(dims, alone, [2 * a for a in alone])[0] == pytest.approx(2)  # always better
+    assert crossing(dims, alone, [a / 2 for a in alone])[0] == pytest.approx(32)  # never
+    assert (near_to(8, 5, 15), near_to(8, 17, 20), near_to(8, 1, 3), near_to(8, 3, 5)) == (True, False, False, None)
 
 
 def carried_out(monkeypatch: pytest.MonkeyPatch, module: Any, answer: Callable[[Any, Any], float]) -> dict[str, Claim]:
@@ -84,7 +85,7 @@ def test_claims_about_one_value_follow_the_data(monkeypatch: pytest.MonkeyPatch)
         return {"FedPOSGD": together, "OnePointOGD": 2 * d, "SCRiBLE": 4 * d}[name] / 100
 
     claims = carried_out(monkeypatch, online_one_point, as_theory)
-    assert {i for i, c in claims.items() if c.holds is False} >= {"gain-in-low-dimensions", "units-printed"}
+    assert {i for i, c in claims.items() if c.holds is False} >= {"gain-in-low-dimensions", "units"}
     for name in ("root-of-machines-drifting", "gain-in-high-dimensions", "crossover", "tuned-gain", "scrible"):
         assert claims[name].holds, name
     flat = carried_out(monkeypatch, online_one_point, lambda key, game: 0.1)
@@ -106,8 +107,18 @@ def test_claims_about_two_values_follow_the_data(monkeypatch: pytest.MonkeyPatch
         return 1 + zeta**2 * steps_ / 16
 
     claims = carried_out(monkeypatch, online_two_point, as_theory)
+    for name, where in (("crossover-k-squared", 64), ("crossover-k", 8)):
+        assert float(claims[name].evidence.split("d = ")[1].split()[0]) == pytest.approx(where, rel=0.05)
     assert all(claim.holds for claim in claims.values()), [c.id for c in claims.values() if not c.holds]
+    swapped = {online_two_point.TWO: online_two_point.PRINTED, online_two_point.PRINTED: online_two_point.TWO}
+    renamed = lambda key: (key[0], swapped.get(key[1], key[1]), *key[2:]) if key[0] == "cross" else key  # noqa: E731
+    other = carried_out(monkeypatch, online_two_point, lambda key, game: as_theory(renamed(key), game))
+    assert other["crossover-k-squared"].holds is False and other["crossover-k"].holds is False
+    assert other["sharper-step"].holds is False
     flat = carried_out(monkeypatch, online_two_point, lambda key, game: 0.1)
     for name in ("dimension-two", "dimension-one", "root-of-machines", "not-free-with"):
         assert flat[name].holds is False, name
-    assert flat["gain-earlier"].holds is not True and flat["smaller-heterogeneity"].holds is not True
+    assert flat["crossover-k-squared"].holds is not True and flat["crossover-k"].holds is not True
+    assert flat["gain-earlier"].holds is not True
+    upside_down = carried_out(monkeypatch, online_two_point, lambda key, game: 1 / as_theory(key, game))
+    assert upside_down["smaller-heterogeneity"].holds is upside_down["two-beat-one"].holds is False

@@ -301,6 +301,84 @@ def test_lemma_49_holds() -> None:
         theory.lemma_49(step_size=3.0, **named(n), smoothness=1.0, exploration=0.1)
 
 
+def numbers_by_letter(rng: np.random.Generator) -> dict[str, Any]:
+    """T, K, M, d, B, G, zeta-hat, eta, H and delta, of sizes at which no term of a bound is lost beside the others."""
+    G = 10 ** rng.uniform(-1, 1)
+    return {
+        "T": int(rng.integers(20, 60)), "K": int(rng.integers(2, 9)), "M": int(rng.integers(2, 6)),
+        "d": int(rng.integers(2, 9)), "B": 10 ** rng.uniform(-1, 1), "G": G, "zeta": G * rng.uniform(0.2, 0.9),
+        "eta": 10 ** rng.uniform(-2, 0), "H": 10 ** rng.uniform(-2, 0), "delta": 10 ** rng.uniform(-2, 0),
+    }  # fmt: skip
+
+
+def test_every_term_of_a_bound_counts() -> None:
+    """The bounds typed out term by term; with any one term left out, or at another size, none of them agrees."""
+    rng = np.random.default_rng(10)
+    for _ in range(50):
+        n = numbers_by_letter(rng)
+        T, K, M, d, B, G, zeta, eta, H, delta = n.values()
+        start = B**2 / (2 * eta * T)
+        drift = lambda s, apart: eta * s * (K - 1) ** 0.5 + eta * apart * (K - 1)  # noqa: B023, E731
+        one, two, linear = G * (d**2 + d - 1) ** 0.5, G * d / (d - 1) ** 0.5, G * d**0.5
+        a = drift(two, zeta)
+        how = named(n)
+        lipschitz = {key: value for key, value in how.items() if key != "cost_heterogeneity"}
+        pairs = {
+            "19": (theory.theorem_19(step_size=eta, **how),
+                   [start, eta * G**2, eta * one**2 / M, G * eta * one * (K - 1) ** 0.5, G * eta * zeta * (K - 1)]),
+            "20": (theory.theorem_20(step_size=eta, **lipschitz, exploration=delta),
+                   [start, eta / 2 * G**2, eta / 2 * two**2 / M, G * eta * two * (K - 1) ** 0.5, G * eta * G * (K - 1),
+                    G * delta]),
+            "49": (theory.lemma_49(step_size=eta, **how, smoothness=H, exploration=delta),
+                   [start, eta / 2 * G**2, eta / 2 * two**2 / M, G * delta,
+                    *([G * a] if H * a + zeta >= G else [H * a**2, zeta * eta * two * (K - 1) ** 0.5,
+                                                         zeta * eta * zeta * (K - 1)])]),
+            "1": (theory.corollary_1(step_size=eta, **how),
+                  [start, eta / 2 * G**2, eta / 2 * linear**2 / M, zeta * eta * linear * (K - 1) ** 0.5,
+                   zeta * eta * zeta * (K - 1)]),
+        }  # fmt: skip
+        for name, (bound, terms) in pairs.items():
+            assert bound == pytest.approx(sum(terms), rel=1e-9), name
+            assert all(term > 1e-7 * sum(terms) for term in terms), name  # none too small to be missed
+
+
+def torn_game(rng: np.random.Generator, points: int, **n: Any) -> tuple[float, float]:
+    """Linear costs that punish each machine for where noise drove it from the mean; against x* = 0, which costs 0."""
+    T, K, M, d, B, G, eta = (n[k] for k in ("T", "K", "M", "d", "B", "G", "eta"))
+    repeats = 50
+    x, total = np.zeros((repeats, M, d)), np.zeros(repeats)
+    for t in range(T):
+        away = x - x.mean(1, keepdims=True) + (1e-9 if t % K else 1.0)
+        beta = G * away / np.linalg.norm(away, axis=-1, keepdims=True)
+        u = sphere(rng, repeats, M, d)
+        length = np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300)
+        middle = x * np.minimum(1, B / length) if points == 1 else x
+        cost = (beta * (middle + (B * u if points == 1 else 0.0))).sum(-1)
+        total += cost.mean(1)
+        x = x - eta * d * u * ((cost / B)[..., None] if points == 1 else (beta * u).sum(-1, keepdims=True))
+        if (t + 1) % K == 0:
+            x[:] = x.mean(1, keepdims=True)
+    return float(total.mean() / T), float(total.std() / T / repeats**0.5)
+
+
+def test_what_drives_machines_apart_cannot_be_left_out() -> None:
+    """Bounds hold on machines that are torn apart; what they are with the drift, or with zeta-hat, dropped does not."""
+    n: dict[str, Any] = {"T": 128, "K": 32, "M": 64, "d": 4, "B": 2.0, "G": 3.0, "zeta": 3.0}
+    n["eta"] = n["B"] / (8 * n["G"])
+    for points in (1, 2):
+        found, error = torn_game(np.random.default_rng(11), points, **n)
+        together, alike = {**named(n), "num_local_steps": 1}, {**named(n), "cost_heterogeneity": 0.0}
+        if points == 1:
+            assert found - 4 * error > theory.theorem_19(step_size=n["eta"], **together)
+            assert found + 4 * error < theory.theorem_19(step_size=n["eta"], **named(n))
+            continue
+        lemma = {"step_size": n["eta"], "smoothness": 1e-3, "exploration": 1e-3}  # linear costs are smooth with any H
+        for bound, how in ((theory.corollary_1, {"step_size": n["eta"]}), (theory.lemma_49, lemma)):
+            assert found + 4 * error < bound(**how, **named(n))
+            assert found - 4 * error > bound(**how, **together)
+            assert found - 4 * error > bound(**how, **alike)
+
+
 # --- tuning ------------------------------------------------------------------------------------------------------
 
 

@@ -40,15 +40,15 @@ class _Bandit(Method):
                 f"exploration = {float(delta):g} leaves no room in a ball of radius {game.radius:g}; constrained plays "
                 "need a smaller one."
             )
-        eta = self.step_size if self.step_size is not None else self.step(seen)
+        eta = self.step_size if self.step_size is not None else self.step(seen, delta)
         return filled(self, step_size=eta, exploration=delta)
 
     def distance(self, game: Game) -> Any:
         """delta by theory."""
         raise NotImplementedError
 
-    def step(self, game: Game) -> Any:
-        """eta by theory."""
+    def step(self, game: Game, delta: Any) -> Any:
+        """eta by theory, for plays at this distance."""
         raise NotImplementedError
 
     def width(self, dimension: int) -> int:
@@ -70,10 +70,10 @@ class _OnePoint(_Bandit):
             return game.radius
         return game.radius * min(0.5, game.dimension**0.5 / (game.num_machines * game.steps) ** 0.25)
 
-    def step(self, game: Game) -> Any:
+    def step(self, game: Game, delta: Any) -> Any:
         need(self, game, "lipschitz")
         apart = need(self, game, "heterogeneity") if game.num_machines > 1 and game.num_local_steps > 1 else 0.0
-        return theorem_19_step_size(**game.numbers(), cost_heterogeneity=apart)
+        return theorem_19_step_size(**game.numbers(), cost_heterogeneity=apart, exploration=delta)
 
     def centre(self, x: jax.Array, radius: jax.Array) -> jax.Array:
         return super().centre(x, radius) if self.constrained else onto_ball(x, radius)
@@ -108,7 +108,7 @@ class _TwoPoint(_Bandit):
         delta = theorem_20_exploration(**numbers)
         return min(delta, 0.5 * game.radius) if self.constrained else delta
 
-    def step(self, game: Game) -> Any:
+    def step(self, game: Game, delta: Any) -> Any:
         """Corollary 1's for linear costs, theorem 21's for smooth ones, and theorem 20's, sharpened, for others."""
         need(self, game, "lipschitz")
         known, numbers = game.known, game.numbers()

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import brentq, minimize
 
+from sojourn.core.errors import SojournError
+
 
 class Cost(eqx.Module):
     """f_t^m. Arrays lead with the axis of machines when a stream hands them out."""
@@ -127,13 +129,28 @@ def least_by_solver(
 ) -> tuple[float, float]:
     """The least value of a convex function over the ball, and by how much the value found may be above it.
 
-    The second number is a certificate: by convexity F(x) - min F <= <grad F(x), x> + B |grad F(x)|.
+    The second number is a certificate: by convexity min F >= F(x) - <grad F(x), x> - B |grad F(x)|. Two starts, neither
+    at zero, where users' costs like to have no gradient.
     """
     at = lambda x: (lambda v, g: (float(v), np.asarray(g, float)))(*mean_and_gradient(x))  # noqa: E731
     ball = {"type": "ineq", "fun": lambda x: 1 - x @ x / radius**2, "jac": lambda x: -2 * x / radius**2}
-    found = minimize(
-        at, np.zeros(dimension), jac=True, method="SLSQP", constraints=[ball], options={"ftol": 1e-14, "maxiter": 500}
-    )
-    x = found.x * min(1.0, radius / max(float(np.linalg.norm(found.x)), 1e-300))
-    value, gradient = at(x)
-    return value, max(float(gradient @ x + radius * np.linalg.norm(gradient)), 0.0)
+    aside = np.cos(1.0 + np.arange(dimension))  # any direction that no coordinate system prefers
+    aside /= np.linalg.norm(aside)
+    values, floors = [], []
+    for start in (0.1 * radius * aside, -0.5 * radius * aside):
+        with np.errstate(invalid="ignore"):
+            found = minimize(
+                at, start, jac=True, method="SLSQP", constraints=[ball], options={"ftol": 1e-14, "maxiter": 500}
+            )  # fmt: skip
+            x = found.x * min(1.0, radius / max(float(np.linalg.norm(found.x)), 1e-300))
+            value, gradient = at(x)
+            floor = value - float(gradient @ x + radius * np.linalg.norm(gradient))
+        if np.isfinite(floor):  # then the value and the gradient are
+            values.append(value)
+            floors.append(floor)
+    if not values:
+        raise SojournError(
+            f"no best point of the ball of radius {radius:g} was found: the mean cost or its gradient is not finite "
+            "where the solver looked; costs must be finite, convex and differentiable almost everywhere in the ball."
+        )
+    return min(values), max(min(values) - max(floors), 0.0)

@@ -22,7 +22,7 @@ def logistic(sample: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:
 def digits(
     *,
     num_machines: Annotated[int, Field(ge=1, description="that each get a stream of their own")] = 4,
-    steps: Annotated[int, Field(ge=1, description="of the stream; after all digits have come they come again")] = 1024,
+    steps: Annotated[int, Field(ge=1, description="of the stream; digits are drawn with replacement")] = 1024,
     radius: Annotated[float, Field(gt=0, description="B, of the comparator's ball")] = 1.0,
     order: Annotated[
         Literal["shuffled", "changing", "sorted"],

@@ -11,8 +11,7 @@ are handed its own numbers only.
 """
 
 import dataclasses
-import functools
-import operator
+import inspect
 import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +26,8 @@ import pandas as pd
 
 from sojourn.core.errors import SojournError
 from sojourn.core.keys import root_key
-from sojourn.online.costs import Cost, least_by_solver
+from sojourn.online.comparator import comparators, one_step
+from sojourn.online.costs import Cost, Linear
 from sojourn.online.method import Game, Method
 from sojourn.online.stream import Stream
 
@@ -43,8 +43,8 @@ class Play:
     """What came of it: one row per seed and recorded step; counts and means are from the start up to that step.
 
     Columns: seed, step, regret, cost (mean, of all plays), comparator (the best point's mean cost), comparator_gap (by
-    how much a solver's comparator may be too high, 0 where it is exact), norm_mean and norm_max of the plays, floats_up
-    and floats_down.
+    how much a solver's comparator may be too high if costs are convex, 0 where it is exact), norm_mean and norm_max of
+    the plays, floats_up and floats_down.
     """
 
     table: pd.DataFrame
@@ -79,21 +79,19 @@ def play(
             "play takes a stream and a method of sojourn.online, in this order, and the number of steps."
         )
     stream.check(num_machines, steps)
-    chosen = list(seeds)
-    for seed in chosen:
-        root_key(seed)  # says what a seed may be
-    if not chosen:
-        raise SojournError("seeds is empty; give at least one.")
+    chosen = _checked_seeds(seeds)
     game = Game(steps, num_local_steps, num_machines, stream.size, float(stream.radius), stream.known())
+    kind = one_step(stream, num_machines)
+    _check_linear(method, kind, game)
     ready = method.tuned(game)
     times = np.unique(np.ceil(steps * np.arange(1, records + 1) / records).astype(int))
-    kind = eqx.filter_eval_shape(lambda: stream.costs(*_first(stream, num_machines), num_machines))
     solve = not kind.exact and stream.least_value() is None
     if solve:
         _check_size(kind, steps, len(chosen) if stream.random else 1)
-    courses, totals, kept = _compete(stream, ready, game, times, chosen, solve)
+    # costs that are alike for all seeds and plays need not be kept: the stream can tell them again
+    courses, totals, kept = _compete(stream, ready, game, times, chosen, solve and stream.random)
     _check_finite(courses, game.radius, steps)
-    least, gap = _comparators(stream, kind, totals, kept, times, len(chosen))
+    least, gap = comparators(stream, kind, totals, kept, times, len(chosen), num_machines)
     return Play(_table(chosen, times, courses, least, gap, game, ready.collaborative), ready, game)
 
 
@@ -102,6 +100,10 @@ def study(games: Iterable[Mapping[str, Any]]) -> list[Play]:
     precise = jnp.result_type(float) == jnp.float64  # a setting of the thread
 
     def one(game: Mapping[str, Any]) -> Play:
+        try:
+            inspect.signature(play).bind(**game)
+        except TypeError as error:
+            raise SojournError(f"a game of a study does not fit `play`, whose arguments it names: {error}.") from error
         with jax.enable_x64(precise):
             return play(**game)
 
@@ -114,7 +116,7 @@ class Table(eqx.Module):
 
     x: jax.Array  # (machines, d)
     memory: Any  # the adversary's
-    total: Any  # sum of the costs' summaries, each a mean over machines
+    total: Any  # sum of the costs' summaries, each a mean over machines, and what rounding added to it
     shots: Any  # the same at the recorded steps
 
 
@@ -144,7 +146,8 @@ def _compete(
         kept.append(costs)
     courses, costs, shots = jax.device_get((told, kept, table.shots))
     join = lambda *parts: np.concatenate(parts, axis=1)[:, :T]  # noqa: E731
-    return join(*courses), shots, jax.tree.map(join, *costs)
+    sums = jax.tree.map(lambda total, over: np.asarray(total, float) - np.asarray(over, float), *shots)
+    return join(*courses), sums, jax.tree.map(join, *costs)
 
 
 def _generator(seed: int, purpose: str) -> np.random.Generator:
@@ -186,7 +189,8 @@ def _begin(stream: Stream, draws: jax.Array, num_machines: int, num_records: int
         _, of_step = stream.widths(num_machines)
         costs = jax.eval_shape(lambda: stream.costs(memory, jnp.asarray(0), jnp.zeros(of_step), num_machines))
         summary = jax.eval_shape(jax.vmap(lambda cost: cost.summary()), costs)
-        total = jax.tree.map(lambda part: jnp.zeros(part.shape[1:], part.dtype), summary)
+        zeros = jax.tree.map(lambda part: jnp.zeros(part.shape[1:], part.dtype), summary)
+        total = (zeros, zeros)
         shots = jax.tree.map(lambda part: jnp.zeros((num_records, *part.shape), part.dtype), total)
         return Table(jnp.zeros((num_machines, stream.size)), memory, total, shots)
 
@@ -212,7 +216,7 @@ def _advance(
             together = ((t + 1) % period == 0) | (t == steps - 1)
             x = jnp.where(together, x.mean(0), x)
         added = jax.tree.map(lambda part: part.mean(0), jax.vmap(lambda cost: cost.summary())(costs))
-        total = jax.tree.map(lambda old, new: old + jnp.where(t < steps, new, 0.0), now.total, added)
+        total = _summed(now.total, jax.tree.map(lambda new: jnp.where(t < steps, new, 0.0), added))
         shots = jax.tree.map(lambda shot, sum_: shot.at[slot].set(sum_), now.shots, total)
         norms = jnp.linalg.norm(points, axis=-1)
         told = jnp.stack([values.mean(), norms.mean(), norms.max()])
@@ -224,51 +228,15 @@ def _advance(
     return jax.vmap(one_seed)(table, mine, theirs)
 
 
+def _summed(total: Any, new: Any) -> Any:
+    """Kahan's sum: in single precision, too, the comparator of a long game is exact to far below its regret."""
+    less = jax.tree.map(jnp.subtract, new, total[1])
+    after = jax.tree.map(jnp.add, total[0], less)
+    return after, jax.tree.map(lambda now, old, part: (now - old) - part, after, total[0], less)
+
+
 def _gradient(cost: Cost, x: jax.Array) -> jax.Array:
     return cost.gradient(x)
-
-
-def _first(stream: Stream, num_machines: int) -> tuple[Any, jax.Array, jax.Array]:
-    at_start, of_step = stream.widths(num_machines)
-    return stream.start(jnp.zeros(at_start), num_machines), jnp.asarray(0), jnp.zeros(of_step)
-
-
-def _comparators(
-    stream: Stream, kind: Cost, totals: Any, kept: Any, times: np.ndarray, num_seeds: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The best point's mean cost (seeds, records), and how far above the truth it may lie."""
-    shape, radius = (num_seeds, len(times)), float(stream.radius)
-    known = stream.least_value()
-    if known is not None:
-        return np.full(shape, known), np.zeros(shape)
-    if kind.exact:
-        mean = lambda i, r: jax.tree.map(lambda part: np.asarray(part[i, r], float) / times[r], totals)  # noqa: E731
-        least = [[type(kind).least(mean(i, r), radius) for r in range(len(times))] for i in range(num_seeds)]
-        return np.array(least), np.zeros(shape)
-    apart = num_seeds if stream.random else 1  # else all seeds met the same costs
-    found = np.array([_solved(jax.tree.map(operator.itemgetter(i), kept), stream, times) for i in range(apart)])
-    both = np.broadcast_to(found, (num_seeds, len(times), 2))
-    return both[..., 0], both[..., 1]
-
-
-def _solved(costs: Any, stream: Stream, times: np.ndarray) -> list[tuple[float, float]]:
-    with jax.enable_x64(True):
-        wide = jax.tree.map(_wide, costs)
-        ask = eqx.filter_jit(lambda upto, x: _mean_cost(wide, jnp.asarray(x), upto))
-        return [least_by_solver(functools.partial(ask, t), stream.size, float(stream.radius)) for t in times]
-
-
-def _wide(leaf: Any) -> Any:
-    found = np.asarray(leaf)
-    return jnp.asarray(found, float) if np.issubdtype(found.dtype, np.floating) else jnp.asarray(found)
-
-
-def _mean_cost(costs: Any, x: jax.Array, upto: Any) -> tuple[jax.Array, jax.Array]:
-    def mean(at: jax.Array) -> jax.Array:
-        values = jax.vmap(jax.vmap(lambda cost: cost.value(at)))(costs).mean(1)  # of the steps
-        return jnp.where(jnp.arange(len(values)) < upto, values, 0.0).sum() / upto
-
-    return jax.value_and_grad(mean)(x)
 
 
 def _table(
@@ -296,6 +264,25 @@ def _check(steps: Any, num_machines: Any, num_local_steps: Any, records: Any) ->
             raise SojournError(f"{name} = {value!r} does not fit; expected a whole number of at least 1.")
 
 
+def _checked_seeds(seeds: Any) -> list[int]:
+    if not isinstance(seeds, Iterable) or isinstance(seeds, (str, bytes)):
+        raise SojournError(f"seeds = {seeds!r} does not fit; expected whole numbers in a list, or range(n).")
+    chosen = list(seeds)
+    for seed in chosen:
+        root_key(seed)  # says what a seed may be
+    if not chosen:
+        raise SojournError("seeds is empty; give at least one.")
+    return chosen
+
+
+def _check_linear(method: Method, kind: Cost, game: Game) -> None:
+    if method.linear_costs and method.step_size is None and not isinstance(kind, Linear) and game.known.smoothness != 0:
+        raise SojournError(
+            f"{type(method).__name__}'s step size by theory is for linear costs, and these are not known to be; give "
+            "step_size, or smoothness = 0 of the stream if they are."
+        )
+
+
 def _check_size(kind: Cost, steps: int, seeds: int) -> None:
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(kind)) * steps * seeds
     if numbers > _MAX_KEPT:
@@ -308,11 +295,17 @@ def _check_size(kind: Cost, steps: int, seeds: int) -> None:
 def _check_finite(courses: np.ndarray, radius: float, steps: int) -> None:
     """Costs that are not defined where a method plays show here."""
     bad = ~np.isfinite(courses[..., 0])
-    if bad.any():
-        seed, step = np.argwhere(bad)[0]
-        norm = float(courses[seed, step, 2])
-        where = f"plays of norm up to {norm:.3g}, the ball has radius {radius:.3g}" if np.isfinite(norm) else "diverged"
+    if not bad.any():
+        return
+    seed, step = np.argwhere(bad)[0]
+    norms = courses[seed, : step + 1, 2]
+    reached = float(norms[np.isfinite(norms)].max(initial=0.0))  # a gradient that is not finite shows a step later
+    if reached <= radius * (1 + 1e-5):
         raise SojournError(
-            f"a cost is not finite in step {step + 1} of {steps} ({where}); use constrained=True, or a smaller "
-            "step_size."
+            f"a cost is not finite in step {step + 1} of {steps}, although all plays were in the ball of radius "
+            f"{radius:.3g}; the cost, its gradient or its data are not finite there."
         )
+    raise SojournError(
+        f"a cost is not finite in step {step + 1} of {steps} (plays of norm up to {reached:.3g}, the ball has radius "
+        f"{radius:.3g}); use constrained=True, or a smaller step_size."
+    )

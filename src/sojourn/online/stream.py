@@ -120,10 +120,13 @@ def stream(
 ) -> Recorded:  # fmt: skip
     """A stream of your own: `function(data_t_m, x)` is the cost of step t on machine m at a point x of R^d.
 
+    It must be convex in x on the ball, as regret against the best point and its certificate need; this is checked at a
+    few hundred pairs of points, which finds gross mistakes and proves nothing.
+
     data: a pytree of arrays that lead with steps and machines. What is known of the costs (G, H, zeta-hat, F_*) is used
-    for step sizes by theory; leave out what you do not know and give step sizes instead.
+    for step sizes by theory; leave out what you do not know and give step sizes instead. smoothness = 0: linear costs.
     """
-    leaves = [np.shape(leaf) for leaf in jax.tree.leaves(data)]
+    leaves = [np.shape(_numbers(leaf)) for leaf in jax.tree.leaves(data)]
     if not leaves or any(len(shape) < 2 for shape in leaves) or len({shape[:2] for shape in leaves}) > 1:
         shown = ", ".join(map(str, leaves)) or "nothing"
         raise SojournError(f"data must be arrays that lead with (steps, machines), alike in all; got {shown}.")
@@ -139,12 +142,47 @@ def stream(
     first = jax.tree.map(lambda leaf: leaf[0, 0], arrays)
     try:
         shape = jax.eval_shape(function, first, jnp.zeros(int(dimension))).shape
-    except (TypeError, ValueError, IndexError, AttributeError) as error:
-        reason = str(error).split("\n")[0]
+    except Exception as error:  # whatever a user's function may raise
+        reason = f"{type(error).__name__}: {error}".split("\n")[0]
         raise SojournError(f"function(data, x) fails at a point of dimension {dimension}: {reason}") from error
     if shape != ():
         raise SojournError(f"function(data, x) gives an array of shape {shape}; a cost is a single number.")
+    _check_convex(made)
     return made
+
+
+def _check_convex(made: Recorded, pairs: int = 256) -> None:
+    """Refuses costs that are above the mean of two points of the ball in their middle; NaN is left to the game."""
+    rng = np.random.default_rng(0)
+    steps, machines = np.shape(jax.tree.leaves(made.data)[0])[:2]
+    t, m = rng.integers(steps, size=pairs), rng.integers(machines, size=pairs)
+    points = rng.normal(size=(2, pairs, made.dimension))
+    points *= float(made.radius) * rng.random((2, pairs, 1)) / np.linalg.norm(points, axis=-1, keepdims=True)
+    assert made.function is not None
+    ask = jax.jit(jax.vmap(made.function))
+    some = jax.tree.map(lambda leaf: leaf[t, m], made.data)
+    first, second, middle = (
+        np.asarray(ask(some, jnp.asarray(at, jnp.result_type(float))), float) for at in (*points, points.mean(0))
+    )
+    mean = (first + second) / 2
+    with np.errstate(invalid="ignore"):
+        over = middle - mean > 1e-4 * (np.abs(first) + np.abs(second) + np.abs(middle))  # rounding, generously
+    if over.any():
+        i = int(np.flatnonzero(over)[0])
+        raise SojournError(
+            f"function(data, x) is not convex: between two points of the ball where it is {mean[i]:.4g} on average it "
+            f"is {middle[i]:.4g} (step {t[i] + 1}, machine {m[i] + 1}); regret is against the best point of convex "
+            "costs."
+        )
+
+
+def _numbers(leaf: Any) -> Any:
+    try:
+        if np.asarray(leaf).dtype.kind in "biuf" or jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+    except (TypeError, ValueError, AttributeError):
+        pass
+    raise SojournError(f"data must be arrays of numbers; got {type(leaf).__name__} {str(leaf)[:40]!r}.")
 
 
 def _array(leaf: Any) -> jax.Array:

@@ -48,6 +48,35 @@ def slope_claim(
     return Claim(name, text, holds, evidence, rule, f"between {low:g} and {high:g}", len(found[0]), by)
 
 
+def crossing(
+    dims: Sequence[int], together: Sequence[np.ndarray], alone: Sequence[np.ndarray]
+) -> tuple[float, float, float]:
+    """The dimension from which averaging gains, by linear interpolation of log gain over log d, with its interval."""
+    both = np.stack([np.stack(alone, axis=1), np.stack(together, axis=1)], axis=1)  # (seeds, 2, dimensions)
+    at = np.log(np.asarray(dims, float))
+
+    def where(means: np.ndarray) -> np.ndarray:
+        gains = np.log(np.maximum(means[:, 0], 1e-12) / np.maximum(means[:, 1], 1e-12))
+        return np.array([np.exp(_root(at, gain)) for gain in gains])
+
+    return interval(both, where)
+
+
+def near_to(expected: float, least: float, most: float) -> bool | None:
+    """Whether an interval lies within a factor of 2 of a number."""
+    if expected / 2 < least and most < 2 * expected:
+        return True
+    return False if most < expected / 2 or least > 2 * expected else None
+
+
+def _root(x: np.ndarray, y: np.ndarray) -> float:
+    """Where a curve first rises above 0; an end of the range where it does not."""
+    for i in range(len(x) - 1):
+        if y[i] <= 0 < y[i + 1]:
+            return float(x[i] - y[i] * (x[i + 1] - x[i]) / (y[i + 1] - y[i]))
+    return float(x[0] if y[0] > 0 else x[-1])
+
+
 def curves(
     title: str, x_title: str, families: Mapping[str, tuple[Sequence[float], Sequence[np.ndarray]]],
     claims: Sequence[str], *, note: str = "",

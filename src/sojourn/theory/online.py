@@ -229,14 +229,18 @@ def theorem_19(
 )
 def theorem_19_step_size(
     *, num_local_steps: Any, steps: Any, num_clients: Any, dimension: Any, lipschitz: Any, radius: Any,
-    cost_heterogeneity: Any,
+    cost_heterogeneity: Any, exploration: Any = None,
 ) -> Any:  # fmt: skip
-    """FedPOSGD's step; with M = K = 1 that of the one-point method alone."""
+    """FedPOSGD's step; with M = K = 1 that of the one-point method alone.
+
+    For another exploration than delta = B the 2 of s = 2 d G is (B + delta)/delta, as in equation 7.4.
+    """
     apart = drifting(num_local_steps, num_clients)
+    spread = dimension * (2 if exploration is None else 1 + radius / exploration)  # s/G
     shrink = smallest(
         1.0,
-        num_clients**0.5 / (2 * dimension),
-        quotient(1.0, apart * (2 * dimension) ** 0.5 * num_local_steps**0.25),
+        num_clients**0.5 / spread,
+        quotient(1.0, apart * spread**0.5 * num_local_steps**0.25),
         quotient(1.0, apart * (cost_heterogeneity * num_local_steps / lipschitz) ** 0.5),
     )
     return radius / (lipschitz * steps**0.5) * shrink

@@ -11,6 +11,7 @@ are handed its own numbers only.
 """
 
 import dataclasses
+import functools
 import inspect
 import os
 import zlib

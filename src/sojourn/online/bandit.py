@@ -3,7 +3,8 @@
 Thesis, chapter 7, Algorithms 2 and 3. eta -> step_size, delta -> exploration, u -> direction, w -> the play's centre.
 Algorithm 2 projects for the play only, the iterate moves on unprojected. Departures, by docs/departures.md: step sizes
 and delta are the corrected ones. With delta = B, as printed, plays of algorithm 2 reach norm 2B, outside the ball, so
-costs must be defined there; the history shows their norms. Constrained plays are centred in the ball of radius B -
+costs must be defined there; the history shows their norms. Where delta is not B the step is tuned with s = d G (1 +
+B/delta), as equation 7.4 has it; theorem 19's bound is for delta = B alone. Constrained plays are centred in the ball of radius B -
 delta, with delta = min(B/2, B sqrt(d)/(M T)^(1/4)) unless given, which balances what the smaller ball loses, G delta,
 with the noise, (B/delta) G B d/sqrt(M T); that rate is no longer of the order of theorem 19.
 
@@ -73,7 +74,7 @@ class _OnePoint(_Bandit):
     def step(self, game: Game, delta: Any) -> Any:
         need(self, game, "lipschitz")
         apart = need(self, game, "heterogeneity") if game.num_machines > 1 and game.num_local_steps > 1 else 0.0
-        return theorem_19_step_size(**game.numbers(), cost_heterogeneity=apart, exploration=delta)
+        return theorem_19_step_size(**game.numbers(), cost_heterogeneity=apart, shrinking=game.radius / delta)
 
     def centre(self, x: jax.Array, radius: jax.Array) -> jax.Array:
         return super().centre(x, radius) if self.constrained else onto_ball(x, radius)

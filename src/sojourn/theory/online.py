@@ -229,14 +229,14 @@ def theorem_19(
 )
 def theorem_19_step_size(
     *, num_local_steps: Any, steps: Any, num_clients: Any, dimension: Any, lipschitz: Any, radius: Any,
-    cost_heterogeneity: Any, exploration: Any = None,
+    cost_heterogeneity: Any, shrinking: Any = 1.0,
 ) -> Any:  # fmt: skip
     """FedPOSGD's step; with M = K = 1 that of the one-point method alone.
 
-    For another exploration than delta = B the 2 of s = 2 d G is (B + delta)/delta, as in equation 7.4.
+    shrinking is B/delta: for another exploration than delta = B the 2 of s = 2 d G is 1 + B/delta, as in equation 7.4.
     """
     apart = drifting(num_local_steps, num_clients)
-    spread = dimension * (2 if exploration is None else 1 + radius / exploration)  # s/G
+    spread = dimension * (1 + shrinking)  # s/G
     shrink = smallest(
         1.0,
         num_clients**0.5 / spread,

@@ -3,10 +3,10 @@
 Thesis, chapter 7, Algorithms 2 and 3. eta -> step_size, delta -> exploration, u -> direction, w -> the play's centre.
 Algorithm 2 projects for the play only, the iterate moves on unprojected. Departures, by docs/departures.md: step sizes
 and delta are the corrected ones. With delta = B, as printed, plays of algorithm 2 reach norm 2B, outside the ball, so
-costs must be defined there; the history shows their norms. Where delta is not B the step is tuned with s = d G (1 +
-B/delta), as equation 7.4 has it; theorem 19's bound is for delta = B alone. Constrained plays are centred in the ball of radius B -
-delta, with delta = min(B/2, B sqrt(d)/(M T)^(1/4)) unless given, which balances what the smaller ball loses, G delta,
-with the noise, (B/delta) G B d/sqrt(M T); that rate is no longer of the order of theorem 19.
+costs must be defined there; the history shows their norms. Where delta is not B the step is tuned with
+s = d G (1 + B/delta), as equation 7.4 has it; theorem 19's bound is for delta = B alone. Constrained plays are centred
+in the ball of radius B - delta, with delta = min(B/2, B sqrt(d)/(M T)^(1/4)) unless given, which balances what the
+smaller ball loses, G delta, with the noise, (B/delta) G B d/sqrt(M T); that rate is no longer theorem 19's.
 
 The baselines are the same rules without communication: Flaxman et al.'s estimate, and Shamir's.
 """

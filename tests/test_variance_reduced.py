@@ -352,6 +352,39 @@ def test_a_first_batch_of_any_size_is_counted_and_fits_in_memory(x64: None) -> N
     assert 1e-5 < spread < 5 / np.sqrt(batches)
 
 
+@pytest.mark.parametrize("output", ["last", "uniform"])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_probes_see_the_whole_walk(quadratics: Federation, steps: int, output: str) -> None:
+    """The last step takes no sample, and is a step all the same."""
+    algorithm = CELSGD(step_size=ETA, num_local_steps=steps, output=output)
+    table = run(quadratics, algorithm, 3, record=["client_drift", "consensus_inside"]).frame().iloc[1:]
+    moved = table[[name for name in table if name.startswith("client_drift")]].max(axis=1)
+    np.testing.assert_allclose(moved, table["drift"], rtol=1e-12)
+    assert (table["drift"] > 0).all() and table["local_steps"].tolist() == [1, steps, steps]
+
+
+def test_an_exact_start_costs_virtual_time_by_its_samples(least_squares: Federation) -> None:
+    """Twelve samples in batches of two: an exact gradient takes as long as six."""
+    devices = sj.traces.Devices(sj.traces.Constant(1.0))
+    exact = BVRLSGD(step_size=ETA, num_local_steps=2, stage_length=3)
+    heavy = BVRLSGD(step_size=ETA, num_local_steps=2, stage_length=3, heavy_batches=6)
+    times = [run(least_squares, method, 4, devices=devices).frame()["virtual_seconds"] for method in (exact, heavy)]
+    np.testing.assert_allclose(times[0], times[1])
+    assert np.diff(times[0])[0] == 6 + 2 and np.diff(times[0])[1] == 4 + 2  # and 2 (K - 1) for the walk
+
+
+def test_an_exact_first_estimate(noisy_quadratics: Federation) -> None:
+    found = run(noisy_quadratics, CELSGD(step_size=ETA, num_local_steps=K, momentum=BETA, first="exact"), 1)
+    world = World(noisy_quadratics)
+    close(found.params, world.x0 - ETA * world.mean(lambda m: world.grad(m, world.x0)))
+    assert found.frame()["calls_full_grad"].iloc[-1] == 6 and found.frame()["calls_grad"].iloc[-1] == 0
+
+
+def test_more_samples_than_can_be_counted_are_refused(noisy_quadratics: Federation) -> None:
+    with pytest.raises(SojournError, match="more samples than can be counted"):
+        run(noisy_quadratics, CELSGD(ETA, first_batches=3_000_000_000), 2)
+
+
 @pytest.mark.parametrize("make", [BVRLSGD, MBSARAH])
 def test_restarts_do_not_depend_on_where_chunks_end(noisy_quadratics: Federation, make: Any, tmp_path: Path) -> None:
     algorithm = make(ETA, **{"stage_length" if make is BVRLSGD else "restart_every": 3})

@@ -5,7 +5,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sojourn import algorithms, data, models, partition, problems, theory, traces
+    from sojourn import algorithms, data, models, online, partition, problems, theory, traces
     from sojourn.core.errors import SojournError
     from sojourn.core.facts import Facts
     from sojourn.core.federation import Federation
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Facts", "Federation", "History", "SojournError", "algorithms", "data", "federation", "load_history", "models",
-    "partition", "population", "problems", "render", "reproduce", "run", "sweep", "theory", "traces",
+    "online", "partition", "population", "problems", "render", "reproduce", "run", "sweep", "theory", "traces",
 ]  # fmt: skip
 
 _HOMES = {
@@ -30,7 +30,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Names are fetched when first used: `sojourn --help` should not wait for JAX."""
-    if name in ("algorithms", "data", "models", "partition", "problems", "theory", "traces"):
+    if name in ("algorithms", "data", "models", "online", "partition", "problems", "theory", "traces"):
         return importlib.import_module(f"sojourn.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"sojourn.{_HOMES[name]}"), name)

@@ -256,7 +256,7 @@ class Running:
             for number, exchange in enumerate(exchanges):
                 messages = message_shapes(exchange, fed.clients, server, memory)
                 check_messages(algorithm, exchange, messages, may_know(exchanges, number, fed.num_clients, cohort))
-                sent.append(messages)
+                sent += [messages] if number == 0 else []
         self._kept = kept(memory, sent)
         return {name: [wire_of(e, fed.clients, server, memory) for e in several] for name, several in phases.items()}
 

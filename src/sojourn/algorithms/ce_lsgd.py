@@ -4,8 +4,9 @@ Thesis chapter 6, Algorithm 1 and Theorems 14 and 16. An iteration is two exchan
 estimate v, on K batches each (recursive_estimate.py); one client drawn at random walks K steps from it
 (one_client_walks.py). The very first iteration takes one step, from a batch of its own size.
 Paper to code: eta -> step_size; P = K -> num_local_steps; beta -> momentum; b -> the federation's batch size; b_0 ->
-first_batches, in batches (left out: K, as in figure 6.2). For the estimate the thesis prints a batch of Q samples; its
-proof uses K b, and so does this.
+first_batches, in batches (left out: K, as in figure 6.2); first = "exact" asks for all data once instead. For the
+estimate the thesis prints a batch of Q samples; its proof uses K b, and so does this.
+With unequal weights the estimate is the weighted mean, and the client that walks is still drawn uniformly.
 CE-LGD has exact gradients and beta = 1, so that v is the gradient at x.
 """
 
@@ -15,22 +16,13 @@ import jax
 
 from sojourn.algorithms.base import Exchange
 from sojourn.algorithms.one_client_walks import OneClientWalks
-from sojourn.core.options import count, real
+from sojourn.algorithms.recursive_estimate import StormEstimate
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec
 
 
-class CELSGD(OneClientWalks):
+class CELSGD(StormEstimate, OneClientWalks):
     """Variance-reduced local steps on one client at a time: few rounds where clients are alike in curvature."""
-
-    momentum: Any = real(0.3, symbol="beta", low=0.0, high=1.0)
-    first_batches: int | None = count(None, symbol="b_0", optional=True)
-
-    def forgetting(self) -> Any:
-        return self.momentum
-
-    def first_gradient(self, x: Vec, oracle: Oracle, key: jax.Array) -> Vec:
-        return oracle.mean_grad(x, key, self.first_batches or self.num_local_steps)
 
     def opening(self) -> tuple[Exchange, ...]:
         return self.begin(), self.walk(1)

@@ -2,31 +2,16 @@
 
 Thesis Theorem 27, after Cutkosky and Orabona, NeurIPS 2019. It is CE-LSGD whose clients take one local step.
 Paper to code: beta -> momentum; eta -> step_size; K -> num_local_steps (batches per client and round); b_0 ->
-first_batches, in batches (left out: K).
+first_batches, in batches (left out: K); first = "exact" has clients answer with all their data, which costs less
+where b_0 is more than they have.
 """
 
-from typing import Any
-
-import jax
-
 from sojourn.algorithms.base import Exchange
-from sojourn.algorithms.recursive_estimate import RecursiveEstimate, then_step
-from sojourn.core.options import count, real
-from sojourn.core.oracle import Oracle
-from sojourn.core.vec import Vec
+from sojourn.algorithms.recursive_estimate import StormEstimate, then_step
 
 
-class MBSTORM(RecursiveEstimate):
+class MBSTORM(StormEstimate):
     """Large batches with momentum-based variance reduction: the centralized optimum."""
-
-    momentum: Any = real(0.3, symbol="beta", low=0.0, high=1.0)
-    first_batches: int | None = count(None, symbol="b_0", optional=True)
-
-    def forgetting(self) -> Any:
-        return self.momentum
-
-    def first_gradient(self, x: Vec, oracle: Oracle, key: jax.Array) -> Vec:
-        return oracle.mean_grad(x, key, self.first_batches or self.num_local_steps)
 
     def opening(self) -> tuple[Exchange, ...]:
         return (then_step(self.begin(), self.step_size),)

@@ -64,12 +64,14 @@ class OneClientWalks(RecursiveEstimate):
         def local(down: Two, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Any, Any, Info]:
             x = down.before.content if lean else down.before
             step = recursion(lambda y, z: self.local_grad(oracle, y, z), self.step_size)
+            last = lambda w, u: (w - self.step_size * u, u)  # noqa: E731
             if self.output == "last":
-                w, u = oracle.walk(step, (x, down.now), num_steps - 1, key)
-                candidate = None
+                (end, _), candidate = (
+                    oracle.walk(step, (x, down.now), num_steps - 1, key, finish=lambda s: last(*s)),
+                    None,
+                )
             else:
-                (w, u), candidate = _walk_and_choose(step, (x, down.now), num_steps, oracle, key)
-            end = w - self.step_size * u
+                end, candidate = _walk_and_choose(step, last, (x, down.now), num_steps, oracle, key)
             return (end, candidate), memory, {"drift": norm(end - x)}
 
         def aggregate(server: Any, up: tuple[Vec, Candidate | None], context: Context) -> Any:
@@ -80,8 +82,10 @@ class OneClientWalks(RecursiveEstimate):
         return Exchange(broadcast, local, aggregate, Who.ONE, "walk")
 
 
-def _walk_and_choose(step: Any, start: tuple[Vec, Vec], num_steps: int, oracle: Oracle, key: jax.Array) -> Any:
-    """The walk, and one of its iterates before a step, each with the same chance."""
+def _walk_and_choose(
+    step: Any, last: Any, start: tuple[Vec, Vec], num_steps: int, oracle: Oracle, key: jax.Array
+) -> tuple[Vec, Candidate]:  # fmt: skip
+    """The end of the walk, and one of its iterates before a step, each with the same chance."""
     place, lot = jax.random.split(purpose_key(key, "choice"))
     wanted = jax.random.randint(place, (), 0, num_steps)
 
@@ -90,8 +94,9 @@ def _walk_and_choose(step: Any, start: tuple[Vec, Vec], num_steps: int, oracle: 
         moved = step((w, u), z, k)
         return moved, _either(k + 1 == wanted, moved[0], kept)
 
-    walked, kept = oracle.walk(step_and_keep, (start, start[0]), num_steps - 1, key)
-    return walked, Candidate(kept, jax.random.uniform(lot, dtype=jnp.result_type(float)))
+    finish = lambda state: (last(*state[0]), state[1])  # noqa: E731
+    (walked, kept) = oracle.walk(step_and_keep, (start, start[0]), num_steps - 1, key, finish=finish)
+    return walked[0], Candidate(kept, jax.random.uniform(lot, dtype=jnp.result_type(float)))
 
 
 def _choose(server: Choosing, candidate: Candidate, num_steps: int) -> Choosing:

@@ -18,7 +18,7 @@ import equinox as eqx
 import jax
 
 from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, Known
-from sojourn.core.options import choice, count, positive
+from sojourn.core.options import choice, count, positive, real
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec
 
@@ -89,6 +89,22 @@ class RecursiveEstimate(Algorithm):
             return dataclasses.replace(server, v=fresh + kept * server.v)
 
         return Exchange(broadcast, local, aggregate, purpose="estimate")
+
+
+class StormEstimate(RecursiveEstimate):
+    """STORM's momentum, and a first estimate from a batch of its own, or exact."""
+
+    momentum: Any = real(0.3, symbol="beta", low=0.0, high=1.0)
+    first_batches: int | None = count(None, symbol="b_0", optional=True)
+    first: str = choice("batches", ("batches", "exact"))
+
+    def forgetting(self) -> Any:
+        return self.momentum
+
+    def first_gradient(self, x: Vec, oracle: Oracle, key: jax.Array) -> Vec:
+        if self.first == "exact":
+            return oracle.full_grad(x)
+        return oracle.mean_grad(x, key, self.first_batches or self.num_local_steps)
 
 
 def then_step(exchange: Exchange, step_size: Any) -> Exchange:

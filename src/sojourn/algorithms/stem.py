@@ -2,9 +2,10 @@
 
 Khanduri et al., NeurIPS 2021, Algorithm 1. Every client keeps an estimate d of the gradient at its own model,
 d <- g(x; z) + (1 - a) (d - g(x before; z)), and steps along it; every K steps models and estimates are averaged, and
-the next step is taken from the two means. The rule is from memory of the paper: sure of both averages and of the
-server's step along the mean estimate; after averaging, the model before is here the mean one, where a client could also
-use its own. The paper's steps kappa / (w + sigma^2 t)^(1/3) and its a = c eta^2 are constants here.
+the next step is taken from the two means. The rule is from memory of the paper, whose text was looked for and not
+found: sure of both averages and of the server's step along the mean estimate; after averaging, the model before is here
+the mean one, where a client could also use its own. The paper's steps kappa / (w + sigma^2 t)^(1/3) and its a = c eta^2
+are constants here.
 Paper to code: eta -> step_size; I -> num_local_steps; a -> momentum; the first estimate takes I batches at x_0.
 The server keeps the means before that step, so its model is the mean less step_size times the estimate.
 """

@@ -24,6 +24,7 @@ _DRAW_TOGETHER = 1 << 18
 # Two steps at a time are a tenth faster and take no longer to compile, up to so many numbers in the state; for large
 # models they are slower, and hold one model more.
 _UNROLLED_NUMBERS = 1 << 15
+_MAX_COUNT = 1 << 31  # counts of a round are 32-bit numbers
 
 
 class Objective(eqx.Module):
@@ -154,6 +155,10 @@ class Oracle:
         """The mean gradient at x over so many fresh batches, drawn in blocks: memory does not grow with them."""
         if self._batch_size is None:
             return self.full_grad(x)
+        if num_batches * self._batch_size >= _MAX_COUNT:
+            raise SojournError(
+                f"{num_batches:,} batches of {self._batch_size} are more samples than can be counted; take fewer."
+            )
         block = min(num_batches, self._block_length(key))
         whole, rest = divmod(num_batches, block)
 
@@ -190,12 +195,14 @@ class Oracle:
         key: jax.Array,
         max_steps: int | None = None,
         iterate: Callable[[Any], Vec] | None = None,
+        finish: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Applies `state = step(state, z, k)` for k = 0, 1, … with a fresh sample z each time; returns the last state.
 
         Use it for every local loop: it is how calls inside the loop are counted. `num_steps` may be traced (clients
         that do different amounts of work); say then how many there are at most. `iterate` says which part of the state
-        is the client's model, for probes; by default the first vector in it.
+        is the client's model, for probes; by default the first vector in it. `finish` is a last step that takes no
+        sample.
         """
         pages: list[Counter[str]] = []
         tape, self._tape = self._tape, None
@@ -225,6 +232,10 @@ class Oracle:
             end = self._walk_in_blocks(kept, first, num_steps, key, min(block, max_steps or block))
             end, path = (end[0], _filled(end[1], num_steps, read(end[0]))) if whole else (end, None)
         self.ledger.add_page(pages[-1], num_steps)
+        if finish is not None:
+            end = finish(end)
+            self.ledger.add("steps")
+            path = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), path, read(end)) if whole else path
         if tape is not None:
             tape.start = read(start)
             tape.points = path if whole else jax.tree.map(lambda a: a[None], read(end))

@@ -1,6 +1,7 @@
 """What crosses the wire: the sizes of the messages, read off their shapes, times the number of answers."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,9 +42,9 @@ def has_known(message: Any) -> bool:
     return any(isinstance(leaf, Known) for leaf in leaves)
 
 
-def kept(memory: Any, messages: Sequence[tuple[Any, Any]]) -> int:
-    """Floats that a client keeps between its visits: its memory, and the most that a message counts on its holding."""
-    known = [_floats_of(down) - _floats(down) for down, _ in messages]
+def kept(memory: Any, first: Sequence[tuple[Any, Any]]) -> int:
+    """Floats that a client keeps from round to round: its memory, and what a round's first message counts on."""
+    known = [_floats_of(down) - _floats(down) for down, _ in first]
     return _floats_of(memory) + max(known, default=0)
 
 
@@ -90,16 +91,26 @@ def message_shapes(exchange: Exchange, clients: Clients, server: Any, memory: An
 
 
 def gradients_of(exchange: Exchange, clients: Clients, server: Any, memory: Any) -> int | None:
-    """How many gradients a client computes in an exchange; None where it differs from visit to visit."""
+    """How many gradients a client computes in an exchange; None where it differs from visit to visit.
+
+    An exact gradient counts as the batches that its samples would fill, on average over the clients.
+    """
     found: list[Any] = []
+    exact = 1 if clients.batch_size is None else math.ceil(_mean_size(clients) / clients.batch_size)
 
     def visit(server: Any, memory: Any, key: jax.Array) -> None:
         oracle = clients.oracle(jnp.zeros((), jnp.int32))
         exchange.local(exchange.broadcast(server), memory, oracle, key)
-        found.append(oracle.ledger.number("grad") + oracle.ledger.number("full_grad"))
+        found.append(oracle.ledger.number("grad") + exact * oracle.ledger.number("full_grad"))
 
     jax.eval_shape(visit, server, memory, jax.random.key(0))
     return found[0] if isinstance(found[0], int) else None
+
+
+def _mean_size(clients: Clients) -> float:
+    if clients.sizes is not None:
+        return float(jnp.mean(clients.sizes))
+    return float(clients.objective.num_samples(clients.objective.open(jnp.zeros((), jnp.int32))))
 
 
 def wire_of(exchange: Exchange, clients: Clients, server: Any, memory: Any) -> Wire:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
+from sojourn.core.signature import options_checked
 from sojourn.problems import instances, nonconvex, nonconvex_chains
 from sojourn.problems.caps import cap_regression_parameters
 from sojourn.problems.gaussian_regression import gaussian_regression
@@ -27,6 +28,7 @@ Noise = Annotated[float, Field(ge=0, allow_inf_nan=False, description="root mean
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="of the problem's own random numbers")]
 
 
+@options_checked
 def random_quadratic(
     *,
     num_clients: Annotated[int, Field(ge=1, le=10_000)] = 10,
@@ -52,6 +54,7 @@ def random_quadratic(
     return quadratic((hessians + np.swapaxes(hessians, 1, 2)) / 2, optima, noise)
 
 
+@options_checked
 def cap_regression(
     *,
     num_clients: Annotated[int, Field(ge=1, le=10_000)] = 20,
@@ -81,11 +84,13 @@ def _check_extent(num_clients: int, dimension: int) -> None:
         )
 
 
+@options_checked
 def two_coordinates(*, smoothness: Positive = 1.0, radius: Positive = 1.0, noise: Noise = 0.0) -> Federation:
     """Two clients that each see one coordinate (equation 3.8): equal optima, opposite Hessians."""
     return _instance(instances.two_coordinates(smoothness, np.full(2, radius / np.sqrt(2))), noise, "two-coordinates")
 
 
+@options_checked
 def three_coordinates(
     *, smoothness: Positive = 1.0, hessian_heterogeneity: Positive = 0.1, radius: Positive = 1.0, noise: Noise = 0.0
 ) -> Federation:
@@ -95,6 +100,7 @@ def three_coordinates(
     return _instance(instance, noise, "three-coordinates")
 
 
+@options_checked
 def theorem1(
     *, num_clients: Annotated[int, Field(ge=2, le=10_000)] = 2, rounds: Count = 10, smoothness: Positive = 1.0,
     radius: Positive = 1.0, noise: Noise = 0.0,
@@ -103,6 +109,7 @@ def theorem1(
     return _instance(instances.theorem1(num_clients, rounds, smoothness, radius), noise, "theorem1")
 
 
+@options_checked
 def theorem2(
     *, num_clients: Annotated[int, Field(ge=2, le=100)] = 2, rounds: Annotated[int, Field(ge=2, le=200)] = 10,
     smoothness: Positive = 1.0, radius: Positive = 1.0, noise: Noise = 0.0,
@@ -112,6 +119,7 @@ def theorem2(
     return _instance(instance, noise, "theorem2")
 
 
+@options_checked
 def theorem3(
     *, num_clients: Annotated[int, Field(ge=2, le=10_000)] = 2, rounds: Count = 10, smoothness: Positive = 1.0,
     hessian_heterogeneity: Positive = 0.1, radius: Positive = 1.0, noise: Noise = 0.0,
@@ -121,6 +129,7 @@ def theorem3(
     return _instance(instance, noise, "theorem3")
 
 
+@options_checked
 def proposition1(
     *, num_clients: Annotated[int, Field(ge=2, le=1_000)] = 4, offset: Positive = 1.0, noise: Noise = 0.0
 ) -> Federation:
@@ -128,6 +137,7 @@ def proposition1(
     return _instance(instances.proposition1(num_clients, offset), noise, "proposition1")
 
 
+@options_checked
 def cosines(
     *,
     num_clients: Annotated[int, Field(ge=1, le=10_000)] = 10,
@@ -152,6 +162,7 @@ Gap = Annotated[Positive, Field(description="Delta, an upper bound on F(x0) - F*
 Pairs = Annotated[int, Field(ge=2, le=1_000, description="an even number of clients")]
 
 
+@options_checked
 def theorem13(
     *, num_clients: Annotated[int, Field(ge=1, le=1_000)] = 2, smoothness: Positive = 1.0, start_gap: Gap = 1.0,
     target: Target = 1e-4,
@@ -160,6 +171,7 @@ def theorem13(
     return nonconvex_chains.whole_chain(num_clients, smoothness, start_gap, target)
 
 
+@options_checked
 def theorem15(
     *, num_clients: Pairs = 2, smoothness: Positive = 1.0, hessian_heterogeneity: Positive = 0.5,
     gradient_heterogeneity: Annotated[Positive, Field(description="zeta, an upper bound")] = 1.0, start_gap: Gap = 1.0,
@@ -171,6 +183,7 @@ def theorem15(
     )
 
 
+@options_checked
 def theorem22(
     *, num_clients: Pairs = 2, smoothness: Positive = 1.0, hessian_heterogeneity: Positive = 0.5, start_gap: Gap = 1.0,
     target: Target = 1e-5,
@@ -181,6 +194,7 @@ def theorem22(
     )
 
 
+@options_checked
 def theorem23(
     *, num_clients: Pairs = 2, smoothness: Positive = 1.0,
     gradient_heterogeneity: Annotated[Positive, Field(description="zeta, an upper bound")] = 1.0, start_gap: Gap = 1.0,
@@ -193,6 +207,7 @@ def theorem23(
     )  # fmt: skip
 
 
+@options_checked
 def generated_regression(
     *,
     num_clients: Annotated[int, Field(ge=1, le=100_000_000)] = 1_000_000,

@@ -104,7 +104,7 @@ def judge(rounds: Rounds) -> list[Claim]:
             "minibatch-rounds-do-not", "Those of MB-STORM and MB-SGD do not depend on tau.",
             all(bool((found == found[:, :1]).all()) for found in flat),
             f"{STORM} {_shown(rounds, STORM)}; {MINIBATCH} {_shown(rounds, MINIBATCH)}",
-            "rounds of every seed, at every tau", "equal", n,
+            "rounds of every seed, at every tau", "equal", n, "check",
         ),
         Claim(
             "local-steps-win-when-alike", f"At tau = {low:g} CE-LSGD needs fewer rounds than either, two counted for "

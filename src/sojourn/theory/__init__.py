@@ -8,7 +8,7 @@ from sojourn.theory.statement import STATEMENTS, Statement
 
 ROOMS = (
     "identities", "heterogeneity", "lower_bounds", "quadratics", "one_step", "consensus", "recursion", "convergence",
-    "convergence_zeta", "baselines", "rates", "nonconvex", "nonconvex_rates", "wide_layer",
+    "convergence_zeta", "baselines", "rates", "nonconvex", "nonconvex_rates", "online", "wide_layer",
 )  # fmt: skip  # in the order of the thesis, then the papers
 for _room in ROOMS:
     importlib.import_module(f"sojourn.theory.{_room}")

@@ -30,7 +30,8 @@ LETTERS = {
     "optima_heterogeneity": "zeta_*", "optima_distance": "phi_*", "gradient_heterogeneity": "zeta", "noise": "sigma_2",
     "noise4": "sigma_4", "start_distance": "B", "mean_optima_distance": "B-bar", "num_clients": "M",
     "step_size": "eta", "outer_step_size": "beta", "num_local_steps": "K", "rounds": "R", "start_gap": "Delta",
-    "momentum": "beta", "batch_size": "b",
+    "momentum": "beta", "batch_size": "b", "steps": "T", "lipschitz": "G", "radius": "B", "dimension": "d",
+    "cost_heterogeneity": "zeta-hat", "exploration": "delta", "optimal_value": "F_*",
 }  # fmt: skip
 
 _COUNTS = ("num_local_steps", "num_clients")  # at least 1; other numbers are at least 0

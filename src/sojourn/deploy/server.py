@@ -73,6 +73,7 @@ class Server:
         shapes = message_shapes(exchange, federation.clients, book.server, one_memory(book.algorithm, federation.x0))
         self._up_shape, self._schema = shapes[1], Schema.of(shapes[1])
         self.duplicates = self.rejected = 0
+        self.ready = False  # whether streams are there and uploads are taken
 
     @property
     def over(self) -> bool:
@@ -92,6 +93,7 @@ class Server:
             config = (await stream.consumer_info(UPLOADS, _SERVER)).config
             await stream.subscribe_bind(UPLOADS, config, _SERVER, cb=queue.put, manual_ack=True)
             await self._publish(stream, self._unpublished())
+            self.ready = True
             while not self.over:
                 await self._step(stream, queue)
             await asyncio.sleep(0)

@@ -44,7 +44,7 @@ class Schema:
 
 def encode(kind: str, words: Mapping[str, str], tree: Any = ()) -> bytes:
     """A message of a kind: words, and the arrays of a tree."""
-    arrays = {_name(i): np.ascontiguousarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+    arrays = {_name(i): np.asarray(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(tree))}
     return save(arrays, {"sojourn": FORMAT, "kind": kind, **words})
 
 

@@ -13,14 +13,14 @@ import pytest
 
 import sojourn as sj
 from conftest import random_quadratics
-from sojourn.algorithms import CELSGD, MBSTORM, LocalSGD, Scaffold
+from sojourn.algorithms import CELSGD, MBSTORM, FedAsync, LocalSGD, Scaffold
 from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, Known, ModelState, Who
 from sojourn.algorithms.descent import descend
 from sojourn.algorithms.recursive_estimate import Two
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import purpose_key, root_key
-from sojourn.core.options import count, positive, real
+from sojourn.core.options import positive
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec, norm
 from sojourn.driver import make_job
@@ -120,25 +120,6 @@ def _half_distance(x: jax.Array, rows: jax.Array) -> jax.Array:
     return 0.5 * jnp.mean(jnp.sum((x - rows) ** 2, axis=1))
 
 
-class FedAsync(Algorithm):
-    """FedAsync: every answer is mixed in as it comes, the less the staler it is."""
-
-    step_size: Any = positive(symbol="gamma")
-    num_local_steps: int = count(3, symbol="H")
-    mixing: Any = real(0.6, symbol="alpha", low=0.0, high=1.0)
-    power: Any = real(0.5, symbol="a", low=0.0)
-
-    def init_server(self, x0: Vec) -> ModelState:
-        return ModelState(x0)
-
-    def local(self, down: Vec, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Vec, Any, Info]:
-        return descend(oracle, down, self.step_size, self.num_local_steps, key), memory, {}
-
-    def aggregate(self, server: ModelState, up: Vec, context: Context) -> ModelState:
-        alpha = self.mixing * (1.0 + context.staleness) ** -self.power
-        return ModelState((1 - alpha) * server.x + alpha * up)
-
-
 # (client, the server's version when its model was sent), in the order of arrival; the server is at version 0, 1, 2, …
 ARRIVALS = [(0, 0), (3, 0), (2, 0), (0, 1), (5, 2), (3, 2), (1, 6), (2, 3)]
 
@@ -176,7 +157,7 @@ def test_answers_taken_one_at_a_time_with_their_staleness_are_fedasync(quadratic
             models.append((1 - alpha) * models[-1] + alpha * y)
         return models[-1]
 
-    found = live(quadratics, FedAsync(step_size=0.1), ARRIVALS)
+    found = live(quadratics, FedAsync(0.1, 3, proximal_weight=0.0, staleness_weight="polynomial"), ARRIVALS)
     close(found, in_numpy(0.5))
     far(found, in_numpy(0.0))  # staleness left out
 
@@ -184,7 +165,7 @@ def test_answers_taken_one_at_a_time_with_their_staleness_are_fedasync(quadratic
 def test_fresh_answers_of_weight_one_from_one_client_are_sgd(x64: None) -> None:
     hessians, optima = random_quadratics(1)
     federation = sj.problems.quadratic(hessians, optima, noise=0.5)
-    algorithm = FedAsync(step_size=0.1, num_local_steps=1, mixing=1.0)
+    algorithm = FedAsync(step_size=0.1, num_local_steps=1, mixing=1.0, proximal_weight=0.0)
     x = np.zeros(4)
     for t in range(6):
         step_key = jax.random.fold_in(task_key(t, 0), jnp.uint32(0))

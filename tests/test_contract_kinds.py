@@ -13,13 +13,14 @@ import pytest
 
 import sojourn as sj
 from conftest import random_quadratics
-from sojourn.algorithms import LocalSGD, Scaffold
+from sojourn.algorithms import CELSGD, MBSTORM, FedAsync, LocalSGD, Scaffold
 from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, Known, ModelState, Who
 from sojourn.algorithms.descent import descend
+from sojourn.algorithms.recursive_estimate import Two
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import purpose_key, root_key
-from sojourn.core.options import count, positive, real
+from sojourn.core.options import positive
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec, norm
 from sojourn.driver import make_job
@@ -68,157 +69,38 @@ def gradient_of(federation: Federation) -> Callable[[int, np.ndarray], np.ndarra
     return lambda m, x: hessians[m] @ (x - optima[m])
 
 
-class PointAndEstimate(eqx.Module):
-    x: Vec
-    x_prev: Vec
-    v: Vec
-
-
 class TwoPoints(eqx.Module):
     x: Vec
     x_prev: Vec
 
 
-class CELSGD(Algorithm):
-    """CE-LSGD: everyone estimates the gradient with one sample at two points, then one client walks with it."""
-
-    step_size: Any = positive(symbol="eta")
-    momentum: Any = real(0.3, symbol="beta_vr", low=0.0, high=1.0)
-    num_local_steps: int = count(3, symbol="P")
-    first_batches: int = count(5, symbol="b0")
-
-    def init_server(self, x0: Vec) -> PointAndEstimate:
-        return PointAndEstimate(x0, x0, x0.zeros())
-
-    def opening(self) -> tuple[Exchange, ...]:
-        return self._round(1.0, 1, self.first_batches, self._first_estimate)
-
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return self._round(self.momentum, self.num_local_steps, self.num_local_steps, self._estimate)
-
-    def _round(self, rho: Any, num_steps: int, num_batches: int, estimate: Any) -> tuple[Exchange, ...]:
-        return (
-            Exchange(
-                lambda server: TwoPoints(server.x, server.x_prev),
-                functools.partial(estimate, num_batches),
-                functools.partial(self._correct, rho),
-                Who.ALL,
-                purpose="estimate",
-            ),
-            Exchange(
-                lambda server: (server.x, server.v),
-                functools.partial(self._walk, num_steps),
-                lambda server, up, context: PointAndEstimate(up, server.x, server.v),
-                Who.ONE,
-                purpose="walk",
-            ),
-        )
-
-    def _first_estimate(self, num_batches: int, down: TwoPoints, memory: Any, oracle: Oracle, key: jax.Array) -> Any:
-        return oracle.grad(down.x, oracle.draw(key, num_batches)), memory, {}
-
-    def _estimate(self, num_batches: int, down: TwoPoints, memory: Any, oracle: Oracle, key: jax.Array) -> Any:
-        z = oracle.draw(key, num_batches)
-        return oracle.grad(down.x, z) - (1 - self.momentum) * oracle.grad(down.x_prev, z), memory, {}
-
-    def _correct(self, rho: Any, server: PointAndEstimate, up: Vec, context: Context) -> PointAndEstimate:
-        return PointAndEstimate(server.x, server.x_prev, up + (1 - rho) * server.v)
-
-    def _walk(self, num_steps: int, down: Any, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Vec, Any, Info]:
-        x, v = down
-
-        def step(state: Any, z: Any, k: jax.Array) -> Any:
-            w, w_prev, u = state
-            u = u + oracle.grad(w, z) - oracle.grad(w_prev, z)
-            return w - self.step_size * u, w, u
-
-        first = (x - self.step_size * v, x, v)  # the first step uses v itself and asks nothing
-        return oracle.walk(step, first, num_steps - 1, key)[0], memory, {}
-
-
 class FreshSecondSample(CELSGD):
     """Negative control: another sample at the second point."""
 
-    def _estimate(self, num_batches: int, down: TwoPoints, memory: Any, oracle: Oracle, key: jax.Array) -> Any:
-        z, other = (oracle.draw(k, num_batches) for k in jax.random.split(key))
-        return oracle.grad(down.x, z) - (1 - self.momentum) * oracle.grad(down.x_prev, other), memory, {}
-
-
-class MBSTORM(Algorithm):
-    """MB-STORM, written on its own: v = a + (1 - beta)(v - p), x = x - eta v."""
-
-    step_size: Any = positive(symbol="eta")
-    momentum: Any = real(0.3, symbol="beta", low=0.0, high=1.0)
-    first_batches: int = count(5, symbol="b0")
-
-    def init_server(self, x0: Vec) -> PointAndEstimate:
-        return PointAndEstimate(x0, x0, x0.zeros())
-
-    def opening(self) -> tuple[Exchange, ...]:
-        return (Exchange(lambda server: server.x, self._heavy, self._first, Who.ALL, purpose="estimate"),)
-
-    def exchanges(self) -> tuple[Exchange, ...]:
-        down = lambda server: TwoPoints(server.x, server.x_prev)  # noqa: E731
-        return (Exchange(down, self._light, self._move, Who.ALL, purpose="estimate"),)
-
-    def _heavy(self, down: Vec, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Vec, Any, Info]:
-        return oracle.grad(down, oracle.draw(key, self.first_batches)), memory, {}
-
-    def _first(self, server: PointAndEstimate, a: Vec, context: Context) -> PointAndEstimate:
-        return PointAndEstimate(server.x - self.step_size * a, server.x, a)
-
-    def _light(self, down: TwoPoints, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Any, Any, Info]:
-        z = oracle.draw(key)
-        return (oracle.grad(down.x, z), oracle.grad(down.x_prev, z)), memory, {}
-
-    def _move(self, server: PointAndEstimate, up: tuple[Vec, Vec], context: Context) -> PointAndEstimate:
-        a, p = up
-        v = a + (1 - self.momentum) * (server.v - p)
-        return PointAndEstimate(server.x - self.step_size * v, server.x, v)
-
-
-def ce_lsgd_in_numpy(federation: Federation, eta: float, beta: float, P: int, rounds: int) -> np.ndarray:
-    gradient, clients = gradient_of(federation), range(federation.num_clients)
-    x = x_prev = np.asarray(federation.x0.tree)
-    v = np.zeros_like(x)
-    for r in range(rounds):
-        rho, Q = (1.0, 1) if r == 0 else (beta, P)
-        a = np.mean([gradient(m, x) for m in clients], axis=0)
-        p = np.mean([gradient(m, x_prev) for m in clients], axis=0)
-        v = a + (1 - rho) * (v - p)
-        (j,) = asked(Who.ONE, r, federation, 1, "walk")
-        w = w_prev = x
-        u = v
-        for _ in range(Q):
-            u = u + gradient(j, w) - gradient(j, w_prev)
-            w_prev, w = w, w - eta * u
-        x_prev, x = x, w
-    return x
-
-
-def test_two_exchanges_all_then_one_are_ce_lsgd_as_printed(quadratics: Federation) -> None:
-    history = run(quadratics, CELSGD(step_size=0.1), 5)
-    close(history.params, ce_lsgd_in_numpy(quadratics, 0.1, 0.3, 3, 5))
-    far(history.params, ce_lsgd_in_numpy(quadratics, 0.1, 0.3, 1, 5))  # without the local steps
-    assert {asked(Who.ONE, r, quadratics, 1, "walk")[0] for r in range(5)} > {0}  # not always the same client
+    def gradients(self, x: Vec, before: Vec, oracle: Oracle, key: jax.Array) -> Two:
+        z, other = (oracle.draw(k, self.num_local_steps) for k in jax.random.split(key))
+        return Two(oracle.grad(x, z), oracle.grad(before, other))
 
 
 def test_the_opening_round_takes_its_own_shape_and_is_counted_as_such(noisy_quadratics: Federation) -> None:
-    table = run(noisy_quadratics, CELSGD(step_size=0.1), 3, engine="reference").frame()
+    algorithm = CELSGD(step_size=0.1, num_local_steps=3, first_batches=5, messages="printed")
+    table = run(noisy_quadratics, algorithm, 3, engine="reference").frame()
     opening, steady = table.iloc[1], table.iloc[2:]
-    assert opening["calls_grad"] == 6 * 5 and opening["local_steps"] == 0
+    assert opening["calls_grad"] == 6 * 5 and opening["local_steps"] == 1
     assert (steady["calls_grad"] == 6 * 2 * 3 + 2 * 2).all()  # three batches at two points; two steps of two points
-    assert (steady["local_steps"] == 2).all()
+    assert (steady["local_steps"] == 3).all()
     assert (table["participants"].iloc[1:] == 6 + 1).all()
-    assert (table["floats_down"].iloc[1:] == 6 * 8 + 8).all() and (table["floats_up"].iloc[1:] == 6 * 4 + 4).all()
+    assert opening["floats_down"] == 6 * 4 + 8 and opening["floats_up"] == 6 * 4 + 4  # there is no model before
+    assert (steady["floats_down"] == 6 * 8 + 8).all() and (steady["floats_up"] == 6 * 8 + 4).all()
+    assert {asked(Who.ONE, r, noisy_quadratics, 1, "walk")[0] for r in range(5)} > {0}  # not always the same client
 
 
 def test_ce_lsgd_with_one_local_step_is_mb_storm(noisy_quadratics: Federation) -> None:
     """Purposes name the randomness: two methods that call their exchange "estimate" draw the same samples in it."""
     last = lambda algorithm: run(noisy_quadratics, algorithm, 4, engine="reference").params  # noqa: E731
-    storm = last(MBSTORM(step_size=0.1))
-    close(last(CELSGD(step_size=0.1, num_local_steps=1)), storm)
-    far(last(FreshSecondSample(step_size=0.1, num_local_steps=1)), storm)
+    storm = last(MBSTORM(step_size=0.1, num_local_steps=1, first_batches=5))
+    close(last(CELSGD(step_size=0.1, num_local_steps=1, first_batches=5)), storm)
+    far(last(FreshSecondSample(step_size=0.1, num_local_steps=1, first_batches=5)), storm)
 
 
 def test_memory_of_a_large_population_changes_only_where_it_was_visited() -> None:
@@ -236,25 +118,6 @@ def _one_row(key: jax.Array) -> jax.Array:
 
 def _half_distance(x: jax.Array, rows: jax.Array) -> jax.Array:
     return 0.5 * jnp.mean(jnp.sum((x - rows) ** 2, axis=1))
-
-
-class FedAsync(Algorithm):
-    """FedAsync: every answer is mixed in as it comes, the less the staler it is."""
-
-    step_size: Any = positive(symbol="gamma")
-    num_local_steps: int = count(3, symbol="H")
-    mixing: Any = real(0.6, symbol="alpha", low=0.0, high=1.0)
-    power: Any = real(0.5, symbol="a", low=0.0)
-
-    def init_server(self, x0: Vec) -> ModelState:
-        return ModelState(x0)
-
-    def local(self, down: Vec, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Vec, Any, Info]:
-        return descend(oracle, down, self.step_size, self.num_local_steps, key), memory, {}
-
-    def aggregate(self, server: ModelState, up: Vec, context: Context) -> ModelState:
-        alpha = self.mixing * (1.0 + context.staleness) ** -self.power
-        return ModelState((1 - alpha) * server.x + alpha * up)
 
 
 # (client, the server's version when its model was sent), in the order of arrival; the server is at version 0, 1, 2, …
@@ -294,7 +157,7 @@ def test_answers_taken_one_at_a_time_with_their_staleness_are_fedasync(quadratic
             models.append((1 - alpha) * models[-1] + alpha * y)
         return models[-1]
 
-    found = live(quadratics, FedAsync(step_size=0.1), ARRIVALS)
+    found = live(quadratics, FedAsync(0.1, 3, proximal_weight=0.0, staleness_weight="polynomial"), ARRIVALS)
     close(found, in_numpy(0.5))
     far(found, in_numpy(0.0))  # staleness left out
 
@@ -302,7 +165,7 @@ def test_answers_taken_one_at_a_time_with_their_staleness_are_fedasync(quadratic
 def test_fresh_answers_of_weight_one_from_one_client_are_sgd(x64: None) -> None:
     hessians, optima = random_quadratics(1)
     federation = sj.problems.quadratic(hessians, optima, noise=0.5)
-    algorithm = FedAsync(step_size=0.1, num_local_steps=1, mixing=1.0)
+    algorithm = FedAsync(step_size=0.1, num_local_steps=1, mixing=1.0, proximal_weight=0.0)
     x = np.zeros(4)
     for t in range(6):
         step_key = jax.random.fold_in(task_key(t, 0), jnp.uint32(0))

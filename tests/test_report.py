@@ -287,6 +287,16 @@ def test_terminal_table_names_runs_and_costs() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "[red]fedavg" in text and "diverged" in text and "accuracy" in text
     assert si(float(summary_frame(histories)["floats"].iloc[0])) in text
+    assert "virtual" not in text
+
+
+def test_terminal_table_tells_virtual_time_where_there_are_clocks() -> None:
+    table = make_table()
+    clocked = FakeHistory("slow", table.assign(virtual_seconds=60.0 * table["round"]))
+    console = Console(width=160, file=io.StringIO())
+    console.print(rich_table([clocked], 160))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "virtual" in text and f"{table['round'].max()} min" in text
 
 
 def test_nothing_to_report_is_an_error(tmp_path: Path) -> None:

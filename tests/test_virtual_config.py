@@ -41,6 +41,7 @@ def test_one_config_compares_methods_by_virtual_seconds(tmp_path: Path) -> None:
     page = render([load_history(tmp_path / "run" / name) for name in ("fedavg", "fedasync", "fedbuff")], tmp_path / "p")
     text = page.read_text()
     assert "Who worked when (fedasync)" in text and "Virtual seconds" in text and "Uploads a second" in text
+    assert '<th scope="col">Virtual time</th>' in text
     other = validate({**TABLES, "run": {**TABLES["run"], "seed": 1}})
     again = run_config(other, tmp_path / "again", progress=False)[1].frame()
     assert not np.array_equal(again["client"], uploads["client"]), "another seed is another schedule"

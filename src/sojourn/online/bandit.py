@@ -11,6 +11,7 @@ smaller ball loses, G delta, with the noise, (B/delta) G B d/sqrt(M T); that rat
 The baselines are the same rules without communication: Flaxman et al.'s estimate, and Shamir's.
 """
 
+import abc
 from typing import Any, ClassVar, Self
 
 import jax
@@ -44,13 +45,13 @@ class _Bandit(Method):
         eta = self.step_size if self.step_size is not None else self.step(seen, delta)
         return filled(self, step_size=eta, exploration=delta)
 
+    @abc.abstractmethod
     def distance(self, game: Game) -> Any:
         """delta by theory."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def step(self, game: Game, delta: Any) -> Any:
         """eta by theory, for plays at this distance."""
-        raise NotImplementedError
 
     def width(self, dimension: int) -> int:
         return dimension

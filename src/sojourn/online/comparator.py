@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sojourn.online.costs import Cost, least_by_solver
+from sojourn.online.costs import Cost, ExactCost, least_by_solver
 from sojourn.online.stream import Stream
 
 _FOUND: dict[int, dict[tuple[int, int], tuple[float, float]]] = {}  # by stream, then by time and machines
@@ -33,7 +33,7 @@ def comparators(
     known = stream.least_value()
     if known is not None:
         return np.full(shape, known), np.zeros(shape)
-    if kind.exact:
+    if isinstance(kind, ExactCost):
         mean = lambda i, r: jax.tree.map(lambda part: part[i, r] / times[r], totals)  # noqa: E731
         least = [[type(kind).least(mean(i, r), radius) for r in range(len(times))] for i in range(num_seeds)]
         return np.array(least), np.zeros(shape)

@@ -1,11 +1,12 @@
 """Costs that a machine may meet, and the least mean cost of a ball: exact where the family allows it.
 
-A cost is a small module with `value(x)` and `gradient(x)`. The families that have a closed-form comparator also say
+A cost is a small module with `value(x)` and `gradient(x)`. An `ExactCost` has a closed-form comparator, and also says
 what must be added up over time for it: `summary()`, and `least(mean, radius)` of the mean summary.
 """
 
+import abc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,10 +20,9 @@ from sojourn.core.errors import SojournError
 class Cost(eqx.Module):
     """f_t^m. Arrays lead with the axis of machines when a stream hands them out."""
 
-    exact: ClassVar[bool] = False  # whether summaries suffice for the comparator
-
+    @abc.abstractmethod
     def value(self, x: jax.Array) -> jax.Array:
-        raise NotImplementedError
+        """The cost of a play."""
 
     def gradient(self, x: jax.Array) -> jax.Array:
         return jax.grad(self.value)(x)
@@ -30,15 +30,23 @@ class Cost(eqx.Module):
     def summary(self) -> Any:
         return ()
 
+
+class ExactCost(Cost):
+    """A cost of whose sums the best point is known."""
+
+    @abc.abstractmethod
+    def summary(self) -> Any:
+        """What is added up."""
+
     @staticmethod
+    @abc.abstractmethod
     def least(mean: Any, radius: float) -> float:
-        raise NotImplementedError
+        """The least mean cost of the ball, from the mean of the summaries."""
 
 
-class Linear(Cost):
+class Linear(ExactCost):
     """<beta, x>; the best point of the ball is -B beta/|beta| for the sum of all."""
 
-    exact: ClassVar[bool] = True
     beta: jax.Array
 
     def value(self, x: jax.Array) -> jax.Array:
@@ -55,10 +63,9 @@ class Linear(Cost):
         return -radius * float(np.linalg.norm(mean))
 
 
-class SquaredResidual(Cost):
+class SquaredResidual(ExactCost):
     """(H/2) (<a, x> - y)^2 with a unit vector a: convex, non-negative, H-smooth."""
 
-    exact: ClassVar[bool] = True
     a: jax.Array
     y: jax.Array
     smoothness: jax.Array

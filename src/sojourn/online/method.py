@@ -5,6 +5,7 @@ nothing else, makes an estimate of the gradient from them and moves. Those that 
 K steps by the protocol; K belongs to the protocol, not to the method.
 """
 
+import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -63,21 +64,21 @@ class Method(eqx.Module):
         if not isinstance(self.constrained, bool):
             raise SojournError(f"constrained = {self.constrained!r} does not fit; expected true or false.")
 
+    @abc.abstractmethod
     def tuned(self, game: Game) -> Self:
         """Itself with every number filled in by theory."""
-        raise NotImplementedError
 
     def width(self, dimension: int) -> int:
         """How many independent standard normal numbers a machine gets for its play, in every step."""
         return 0
 
+    @abc.abstractmethod
     def query(self, x: jax.Array, radius: jax.Array, draws: jax.Array) -> tuple[jax.Array, Any]:
         """The points to play (points, d), and what `estimate` needs to know of them."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def estimate(self, aim: Any, answer: jax.Array) -> jax.Array:
         """A gradient from the answer: the gradient itself (d,), or the values (points,)."""
-        raise NotImplementedError
 
     def move(self, x: jax.Array, estimate: jax.Array) -> jax.Array:
         return x - self.step_size * estimate

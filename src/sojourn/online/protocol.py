@@ -28,7 +28,7 @@ import pandas as pd
 from sojourn.core.errors import SojournError
 from sojourn.core.keys import root_key
 from sojourn.online.comparator import comparators, one_step
-from sojourn.online.costs import Cost, Linear
+from sojourn.online.costs import Cost, ExactCost, Linear
 from sojourn.online.method import Game, Method
 from sojourn.online.stream import Stream
 
@@ -86,7 +86,7 @@ def play(
     _check_linear(method, kind, game)
     ready = method.tuned(game)
     times = np.unique(np.ceil(steps * np.arange(1, records + 1) / records).astype(int))
-    solve = not kind.exact and stream.least_value() is None
+    solve = not isinstance(kind, ExactCost) and stream.least_value() is None
     if solve:
         _check_size(kind, steps, len(chosen) if stream.random else 1)
     # costs that are alike for all seeds and plays need not be kept: the stream can tell them again

@@ -4,6 +4,7 @@ An adversary chooses the costs of a step from random numbers of its own and from
 steps. It is never given the numbers that the machines play by, nor the plays of the step that it is choosing for.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -45,9 +46,9 @@ class Stream(eqx.Module):
             option.check(name, getattr(self, name))
 
     @property
+    @abc.abstractmethod
     def size(self) -> int:
         """d."""
-        raise NotImplementedError
 
     def known(self) -> Known:
         return Known()
@@ -63,9 +64,9 @@ class Stream(eqx.Module):
         """The adversary's memory before the first step."""
         return ()
 
+    @abc.abstractmethod
     def costs(self, memory: Any, step: jax.Array, draws: jax.Array, num_machines: int) -> Cost:
         """The costs of a step, stacked over machines."""
-        raise NotImplementedError
 
     def watch(self, memory: Any, plays: jax.Array) -> Any:
         """The memory after a step; plays are (machines, points, d)."""
@@ -191,7 +192,7 @@ def _array(leaf: Any) -> jax.Array:
 
 
 def check_heterogeneity(heterogeneity: Any, lipschitz: Any) -> None:
-    """Vectors of norm at most G differ from their mean by at most G, in the root of the mean square."""
+    """zeta-hat bounds the distance between gradients of norm at most G (thesis, assumption 18), at most 2G."""
     if heterogeneity is None or lipschitz is None:
         return
     if isinstance(heterogeneity, jax.core.Tracer) or isinstance(lipschitz, jax.core.Tracer):

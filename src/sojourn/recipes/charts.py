@@ -1,9 +1,11 @@
 """Charts that recipes share, as Vega-Lite specifications: level sets in the plane, lines, heat maps, boxes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from sojourn.recipes.trends import bands
 
 Spec = dict[str, Any]
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -78,6 +80,14 @@ def planar(
     width = 460
     height = int(np.clip(width * (high - low) / max(right - left, 1e-12), 180, 620))
     return {"layer": layers, "width": width, "height": height}
+
+
+def banded(name: str, x: Iterable[Any], repetitions: np.ndarray) -> list[dict[str, Any]]:
+    """Rows for `lines`: the mean of repetitions (n, points) at every x, with the ends of its bootstrap interval."""
+    return [
+        {"x": float(at), "y": float(mean), "lo": float(low), "hi": float(high), "line": name}
+        for at, mean, low, high in zip(x, *bands(repetitions), strict=True)
+    ]
 
 
 def lines(

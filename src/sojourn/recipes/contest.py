@@ -16,8 +16,7 @@ from sojourn.config import validate
 from sojourn.core.federation import Federation
 from sojourn.experiment import build_federation
 from sojourn.recipes.base import Bench, Figure, Table
-from sojourn.recipes.charts import lines
-from sojourn.recipes.trends import bands
+from sojourn.recipes.charts import banded, lines
 from sojourn.sweeping import Setting
 
 TUNING_SEEDS = (1000,)
@@ -193,10 +192,8 @@ def chart(
     """
     rows = []
     for course in curves:
-        mean, low, high = bands(course.metrics[metric])
-        for x, y, lo, hi in zip(getattr(course, axis), mean, low, high, strict=True):
-            if np.isfinite(y) and (x > 0 or not log_x):
-                rows.append({"x": float(x), "y": float(y), "lo": float(lo), "hi": float(hi), "line": course.label})
+        found = banded(course.label, getattr(course, axis), course.metrics[metric])
+        rows += [row for row in found if np.isfinite(row["y"]) and (row["x"] > 0 or not log_x)]
     spec = lines(rows, x=_AXES[axis], y=_WORDS[metric], log_x=log_x, log_y=log_y, points=False)
     seeds = len(curves[0].metrics[metric])
     note = note or f"Means over {seeds} seeds; bands are 95 % bootstrap intervals over them."

@@ -17,8 +17,8 @@ from sojourn.algorithms import ACSA, LocalSGD, MinibatchSGD
 from sojourn.core.federation import Federation
 from sojourn.problems.quadratic import quadratic
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, above
-from sojourn.recipes.charts import lines
-from sojourn.recipes.trends import all_hold, bands
+from sojourn.recipes.charts import banded, lines
+from sojourn.recipes.trends import all_hold
 from sojourn.sweeping import Setting
 
 MU, SMOOTHNESS, SPREAD, NOISE, TARGET = 1.0, 25.0, 0.3, 0.25, 0.1
@@ -153,11 +153,7 @@ def _carry_out(bench: Bench) -> Findings:
     claims = judge(rounds)
     curves = {f"{LOCAL}, tau = {tau:g} mu": found for tau, found in rounds.by_tau.items()}
     curves |= {MINIBATCH: rounds.minibatch, ACCELERATED: rounds.accelerated}
-    rows = [
-        {"x": k, "y": float(mean), "lo": float(low), "hi": float(high), "line": name}
-        for name, found in curves.items()
-        for k, mean, low, high in zip(rounds.num_local_steps, *bands(found), strict=True)
-    ]
+    rows = [row for name, found in curves.items() for row in banded(name, rounds.num_local_steps, found)]
     spec = lines(rows, x="local steps K", y=f"rounds until |x - x*| = {TARGET}", log_x=True, log_y=True,
                  dashed=(MINIBATCH, ACCELERATED))  # fmt: skip
     note = (

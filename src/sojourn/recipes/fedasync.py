@@ -16,9 +16,9 @@ from sojourn.algorithms import FedAsync, FedAvg, LocalSGD
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.federation import Federation
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, above, within
-from sojourn.recipes.charts import lines
+from sojourn.recipes.charts import banded, lines
 from sojourn.recipes.contest import Contender, Contest, Curves, Metric, chart, results, world
-from sojourn.recipes.trends import all_hold, bands
+from sojourn.recipes.trends import all_hold
 from sojourn.traces import Work, uniform_staleness
 
 SGD, AVG = "SGD", "FedAvg"
@@ -239,10 +239,7 @@ def profile(
     title: str, x: str, at: Sequence[float], ends: Mapping[str, np.ndarray], claims: Sequence[str] = ()
 ) -> Figure:
     """Final accuracies (seed, point) of every weighting against what was varied."""
-    rows = []
-    for weighting, table in ends.items():
-        for place, y, low, high in zip(at, *bands(table), strict=True):
-            rows.append({"x": place, "y": float(y), "lo": float(low), "hi": float(high), "line": weighting})
+    rows = [row for weighting, table in ends.items() for row in banded(weighting, at, table)]
     note = "Means over seeds with 95 % bootstrap intervals."
     return Figure(title, lines(rows, x=x, y="final test accuracy"), note, tuple(claims))
 

@@ -14,8 +14,8 @@ from sojourn.algorithms.base import Algorithm
 from sojourn.core.federation import Federation
 from sojourn.problems.nonconvex import cosines
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, above
-from sojourn.recipes.charts import lines
-from sojourn.recipes.trends import all_grow, all_hold, bands
+from sojourn.recipes.charts import banded, lines
+from sojourn.recipes.trends import all_grow, all_hold
 from sojourn.sweeping import Setting
 
 NUM_CLIENTS, DIMENSION, CONDITION, SPREAD, NOISE, START = 8, 20, 20.0, 1.0, 1.0, 2.5
@@ -140,11 +140,7 @@ def _shown(rounds: Rounds, name: str) -> str:
 def _carry_out(bench: Bench) -> Findings:
     rounds = measure(bench)
     claims = judge(rounds)
-    rows = [
-        {"x": tau, "y": float(mean), "lo": float(low), "hi": float(high), "line": name}
-        for name, found in rounds.by_method.items()
-        for tau, mean, low, high in zip(rounds.taus, *bands(found), strict=True)
-    ]
+    rows = [row for name, found in rounds.by_method.items() for row in banded(name, rounds.taus, found)]
     spec = lines(rows, x="tau", y=f"rounds until |grad F| = {TARGET}", log_y=True, dashed=(STORM, MINIBATCH))
     note = (
         f"Mean over {rounds.num_seeds} seeds that took no part in tuning; bands are 95% bootstrap intervals. An "

@@ -7,8 +7,8 @@ import numpy as np
 
 from sojourn.online import study
 from sojourn.recipes.base import Claim, Figure, Maker
-from sojourn.recipes.charts import lines
-from sojourn.recipes.trends import bands, interval
+from sojourn.recipes.charts import banded, lines
+from sojourn.recipes.trends import interval
 
 Regrets = Mapping[Any, np.ndarray]  # by setting, one number per seed
 
@@ -85,11 +85,7 @@ def curves(
     """Mean regrets with bootstrap bands, both axes logarithmic; guides are drawn dashed."""
     rows = []
     for name, (x, found) in families.items():
-        means, lows, highs = bands(np.stack(found, axis=1))
-        rows += [
-            {"x": float(at), "y": float(mean), "lo": float(low), "hi": float(high), "line": name}
-            for at, mean, low, high in zip(x, means, lows, highs, strict=True)
-        ]
+        rows += banded(name, x, np.stack(found, axis=1))
     for name, (x, values) in (guides or {}).items():
         rows += [{"x": float(at), "y": float(value), "line": name} for at, value in zip(x, values, strict=True)]
     spec = lines(rows, x=x_title, y="average regret / (G B)", log_x=True, log_y=True, dashed=tuple(guides or ()))

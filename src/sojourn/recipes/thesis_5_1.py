@@ -22,8 +22,8 @@ from sojourn.history import History
 from sojourn.problems.caps import cap_regression_parameters
 from sojourn.problems.gaussian_regression import gaussian_regression
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, above
-from sojourn.recipes.charts import heat_map, lines
-from sojourn.recipes.trends import all_grow, all_hold, bands, interval, resampled
+from sojourn.recipes.charts import banded, heat_map, lines
+from sojourn.recipes.trends import all_grow, all_hold, interval, resampled
 from sojourn.sweeping import Setting
 
 NUM_CLIENTS, DIMENSION, MEAN_NORM, NOISE_STD, NUM_LOCAL_STEPS = 20, 5, 5.0, 0.1, 10
@@ -428,11 +428,7 @@ def _carry_out_b(bench: Bench) -> Findings:
 
 
 def _rows(families: dict[str, np.ndarray], x: np.ndarray) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for name, found in families.items():
-        for at, mean, low, high in zip(x, *bands(found), strict=True):
-            rows.append({"x": float(at), "y": float(mean), "lo": float(low), "hi": float(high), "line": name})
-    return rows
+    return [row for name, found in families.items() for row in banded(name, x, found)]
 
 
 RECIPE_B = Recipe(

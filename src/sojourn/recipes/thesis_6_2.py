@@ -141,7 +141,7 @@ FINER = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 RECIPE = Recipe(
     name="thesis-6.2",
     title="CE-LSGD against BVR-L-SGD",
-    source="Thesis, figure 6.2",
+    source="thesis, figure 6.2",
     about="A network of two layers on ten clients that hold a tenth of every class each (q = 0.1), batches of 16, the "
     "thesis's grid of steps, beta = 0.3, a first batch as large as any other. Filled in, as the thesis is silent: K = "
     "16, 32, 64, 100 ReLU units, cross-entropy, 150 iterations of two rounds, stages of ten iterations for BVR-L-SGD; "

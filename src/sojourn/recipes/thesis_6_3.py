@@ -96,7 +96,7 @@ def carry_out(bench: Bench) -> Findings:
 RECIPE = Recipe(
     name="thesis-6.3",
     title="Six methods as clients become more different",
-    source="Thesis, figure 6.3",
+    source="thesis, figure 6.3",
     about="A network of two layers on ten clients; client m holds the fraction q of class m, and the rest is spread "
     "evenly, q = 0.1, 0.35, 0.6, 0.85. K = 32 steps or batches of 16 for every method, all for as many iterations, "
     "each tuned for every q on the thesis's grid of steps. CE-LSGD and BVR-L-SGD make two rounds an iteration, so "

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from sojourn.recipes.base import Bench, Claim, Figure, Findings, Recipe, Table, above
-from sojourn.recipes.charts import lines
-from sojourn.recipes.trends import all_hold, bands
+from sojourn.recipes.charts import banded, lines
+from sojourn.recipes.trends import all_hold
 from sojourn.recipes.wide_runs import (
     GAMMA,
     IID,
@@ -274,11 +274,7 @@ def _figures(
 def _curve(name: str, course: Course) -> list[dict[str, Any]]:
     if not course.stable:
         return []
-    mean, low, high = bands(course.losses)
-    return [
-        {"x": int(x), "y": float(y), "lo": float(lo), "hi": float(hi), "line": name}
-        for x, y, lo, hi in zip(course.rounds, mean, low, high, strict=True)
-    ]
+    return banded(name, course.rounds, course.losses)
 
 
 def _sent(by_split: Mapping[str, Course]) -> Table:

@@ -213,7 +213,8 @@ def _tables(runs: Sequence[Run], shown: Sequence[Run]) -> dict[str, Any]:
     rest = [*order, *[run for run in runs if run not in order]] if len(runs) > len(shown) else []
     headings = [metric_title(metric) for metric in metrics]
     main, every = _rows(shown, metrics, colors), _rows(rest, metrics, colors)
-    return {"headings": headings, "main": main, "every": every, "compiled": any(run.compile_seconds for run in runs)}
+    told = {"compiled": any(run.compile_seconds for run in runs), "clocks": table.has_clocks(runs)}
+    return {"headings": headings, "main": main, "every": every, **told}
 
 
 def _rows(runs: Sequence[Run], metrics: Sequence[str], colors: Mapping[str, figure.Stroke]) -> list[dict[str, Any]]:
@@ -237,6 +238,7 @@ def _rows(runs: Sequence[Run], metrics: Sequence[str], colors: Mapping[str, figu
                 "cells": cells,
                 "costs": [table.si(run.total(name)) for name in ("floats", "calls", "local_steps")],
                 "seconds": table.duration(run.total("seconds")),
+                "virtual": table.duration(run.total("virtual_seconds")),
                 "compile": table.duration(run.compile_seconds),
             }
         )

@@ -61,6 +61,11 @@ def table_metrics(runs: Sequence[Run]) -> list[str]:
     return [first, *[metric for metric in metrics_of(runs) if metric != first]][:TABLE_METRICS]
 
 
+def has_clocks(runs: Sequence[Run]) -> bool:
+    """Whether runs took virtual time, which then gets a column."""
+    return any(run.total("virtual_seconds") > 0 for run in runs)
+
+
 def summary_frame(histories: Sequence[History]) -> pd.DataFrame:
     """One row per run (per setting of a sweep) with raw numbers; `final_…` and `best_…` per metric, totals of costs.
 
@@ -107,14 +112,16 @@ def _rich_table(runs: Sequence[Run], shown: Sequence[str]) -> Table:
     table.add_column("run", overflow="fold")  # the only column that may break
     table.add_column("status", no_wrap=True)
     titles = [metric_title(metric).lower().replace(" ", "\n") for metric in shown]
-    for heading in ["rounds", *titles, "floats\nsent", "oracle\ncalls", "time"]:
+    virtual = ["virtual\ntime"] * has_clocks(runs)
+    for heading in ["rounds", *titles, "floats\nsent", "oracle\ncalls", *virtual, "time"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         finals = [
             Text(metric_value(metric, run.final(metric)), style="bold" if run is best[metric] and len(runs) > 1 else "")
             for metric in shown
         ]
-        costs = [si(run.total("floats")), si(run.total("calls")), duration(run.total("seconds"))]
+        times = [run.total("virtual_seconds")] * len(virtual) + [run.total("seconds")]
+        costs = [si(run.total("floats")), si(run.total("calls")), *map(duration, times)]
         # Text, not str: a label such as "[red]" is a label, not markup
         cells = [Text(run.name), Text(status_text(run)), Text(str(int(run.frame["round"].max()))), *finals]
         table.add_row(*cells, *costs, style="red" if run.diverged else None)

@@ -11,7 +11,9 @@ import sojourn as sj
 from sojourn.algorithms import FedAsync, FedBuff, LocalSGD
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
-from sojourn.deploy.coordinator import DUPLICATE, TOO_STALE, Coordinator, read_log, trace_of
+from sojourn.deploy.asynchronous import OneByOne, trace_of
+from sojourn.deploy.book import DUPLICATE, TOO_STALE, read_log
+from sojourn.deploy.rules import Rules
 
 CLIENTS = 5
 
@@ -21,11 +23,11 @@ def federation(x64: None) -> Federation:
     return sj.problems.random_quadratic(num_clients=CLIENTS, dimension=4, noise=0.3)
 
 
-def book_of(federation: Federation, method: Any, place: Path) -> Coordinator:
-    return Coordinator(federation, method, place, seed=3, max_staleness=6)
+def book_of(federation: Federation, method: Any, place: Path) -> OneByOne:
+    return OneByOne(federation, method, place, Rules(max_staleness=6), of=1000, seed=3)
 
 
-def played(federation: Federation, method: Any, place: Path, uploads: int, killed: float) -> Coordinator:
+def played(federation: Federation, method: Any, place: Path, uploads: int, killed: float) -> OneByOne:
     """A run in which tasks end in any order, some never, and the server is killed between commits."""
     rng, downs = np.random.default_rng(0), dict[int, Any]()
     book = book_of(federation, method, place)
@@ -36,7 +38,8 @@ def played(federation: Federation, method: Any, place: Path, uploads: int, kille
     )
 
     def hand_out(client: int) -> None:
-        downs[book.hand_out(client, 0.0).number] = book.down()
+        (task,) = book.assign([client], 0.0)
+        downs[task.number] = book.down(task.exchange)
 
     for client in range(CLIENTS):
         hand_out(client)
@@ -44,7 +47,7 @@ def played(federation: Federation, method: Any, place: Path, uploads: int, kille
     while book.applied < uploads:
         task = book.out[rng.choice(list(book.out))]
         if rng.random() < 0.1:
-            book.give_up(task.number)
+            book.give_up(task.number, "lost")
         else:
             up = local(downs[task.number], task.client, book.key(task))
             book.take(task.number, task.client, up)
@@ -85,12 +88,13 @@ def test_a_log_that_lost_a_line_does_not_replay_to_it(federation: Federation, tm
 def test_stale_and_forged_uploads_change_nothing(federation: Federation, tmp_path: Path) -> None:
     method = FedAsync(0.05, 3, mixing=0.5)
     book = book_of(federation, method, tmp_path)
-    task = book.hand_out(0, 0.0)
+    (task,) = book.assign([0], 0.0)
     up = federation.x0
     assert book.take(task.number, 1, up) == DUPLICATE and book.take(99, 0, up) == DUPLICATE
     assert book.applied == 0 and task.number in book.out
     for client in (1, 2, 3, 4, 1, 2, 3):
-        assert book.take(book.hand_out(client, 0.0).number, client, up) == "applied"
+        (other,) = book.assign([client], 0.0)
+        assert book.take(other.number, client, up) == "applied"
     before = np.asarray(book.server.x.tree)
     assert book.take(task.number, 0, up) == TOO_STALE
     np.testing.assert_array_equal(before, np.asarray(book.server.x.tree))

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "sojourn"
 ROOMS = (
     "core", "data", "partition", "models", "problems", "theory", "algorithms", "diagnostics", "traces", "engine",
     "history", "progress", "virtual_time", "driver", "sweeping", "online", "deploy", "config", "experiment",
-    "report", "recipes", "catalogue", "cli",
+    "report", "serving", "recipes", "catalogue", "cli",
 )  # fmt: skip
 
 MAX_FILE_LINES = 500

@@ -1,7 +1,7 @@
 """Configs: names and numbers only, validated in one place, with sentences for what is wrong. Nothing is built here.
 
 A run is described by tables: [problem], where it takes data also [data], [partition] and [model], one [algorithm] or
-several [[algorithm]], [run], [engine]. What a table may hold is read off the registries: the options of a method are
+several [[algorithm]], [run], [engine], on real machines [deploy]. What a table may hold is read off the registries: the options of a method are
 its fields, those of a problem, partition, model or data set its keyword arguments.
 """
 
@@ -23,6 +23,7 @@ from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.options import REQUIRED, Option, options_of
 from sojourn.core.signature import Table, checked, shown, signature_model
 from sojourn.data import DATASETS, TEXTS
+from sojourn.deploy.rules import Rules
 from sojourn.diagnostics.probes import PROBES
 from sojourn.engine import ENGINES
 from sojourn.models import LANGUAGE_MODELS, MODELS
@@ -79,6 +80,7 @@ class Config:
     delay: Part | None = None
     availability: Part | None = None
     schedule: Part | None = None  # of asynchronous methods
+    deploy: Rules = dataclasses.field(default_factory=Rules)  # on real machines
 
 
 def load_config(path: Path | str, changes: Sequence[str] = ()) -> Config:
@@ -137,7 +139,7 @@ def validate(tables: Mapping[str, Any]) -> Config:
     """The one place where configs are checked."""
     if not isinstance(tables, Mapping):
         raise SojournError(f"a config is made of tables such as [problem] and [algorithm], not {shown(tables)}.")
-    known = ("problem", "data", "partition", "model", "algorithm", "run", "engine", *TIME)
+    known = ("problem", "data", "partition", "model", "algorithm", "run", "engine", *TIME, "deploy")
     for name in tables:
         if name not in known:
             raise unknown_name("table", name, known)
@@ -159,6 +161,7 @@ def validate(tables: Mapping[str, Any]) -> Config:
         run=run,
         engine=_part("engine", tables, ENGINES, signature_model, "compiled") or Part("compiled", {}),
         tables={},
+        deploy=checked("deploy", Rules, _dict("deploy", tables.get("deploy", {}))),
         **_time_parts(tables, any(ALGORITHMS[part.name].cls.asynchronous for part in algorithms)),
     )
     _check_together(config)
@@ -365,6 +368,8 @@ def _tables(config: Config) -> dict[str, Any]:
     entries = [{"name": p.name, "label": p.label, **_without_none(p.options)} for p in config.algorithms]
     tables["algorithm"] = entries if len(entries) > 1 else entries[0]
     tables["run"] = _without_none(config.run.model_dump())
+    if config.deploy != Rules():
+        tables["deploy"] = _without_none(config.deploy.model_dump())
     return tables
 
 

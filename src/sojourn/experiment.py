@@ -80,16 +80,26 @@ def build_federation(config: Config) -> Federation:
         if PROBLEMS[config.problem.name].takes_text:
             parts = _text_parts(config)
         elif config.data is not None and config.partition is not None:
-            data = DATASETS[config.data.name](**config.data.options)
-            if len(data.y_test) == 0:
-                raise SojournError(f'data "{data.name}" is left without test samples; raise data.test_share.')
-            dealt = _deal(config.partition, data)
-            parts += [data, dealt]
-            if config.model is not None:
-                parts.append(_model(config.model, data, dealt))
+            data = load_data(config)
+            return federation_on(config, data, _deal(config.partition, data))
         return PROBLEMS[config.problem.name].build(*parts, **config.problem.options)
     except MemoryError:
         raise SojournError(f'problem "{config.problem.name}" does not fit into memory; make it smaller.') from None
+
+
+def load_data(config: Config) -> Dataset:
+    """The data set that a config names."""
+    assert config.data is not None
+    data = DATASETS[config.data.name](**config.data.options)
+    if len(data.y_test) == 0:
+        raise SojournError(f'data "{data.name}" is left without test samples; raise data.test_share.')
+    return data
+
+
+def federation_on(config: Config, data: Dataset, dealt: Sequence[np.ndarray]) -> Federation:
+    """The config's problem and model on given data, dealt to clients by their rows."""
+    model = [] if config.model is None else [_model(config.model, data, dealt)]
+    return PROBLEMS[config.problem.name].build(data, dealt, *model, **config.problem.options)
 
 
 def _text_parts(config: Config) -> list[Any]:

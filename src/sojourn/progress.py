@@ -16,11 +16,12 @@ class Display:
     """Shows how far a run is. Silent until it has lasted two seconds, and where nobody looks."""
 
     def __init__(
-        self, label: str, total: int, enabled: bool | None = None, patience: float = _PATIENCE_SECONDS
-    ) -> None:
+        self, label: str, total: int, enabled: bool | None = None, patience: float = _PATIENCE_SECONDS,
+        words: str = "compiling",
+    ) -> None:  # fmt: skip
         console = Console(stderr=True, force_terminal=enabled or None)  # rich shows nothing elsewhere
         self._enabled = console.is_terminal if enabled is None else enabled
-        self._label, self._total = label, total
+        self._label, self._total, self._words = label, total, words
         self._since = time.monotonic()
         self._patience = patience
         self._bar: Progress | None = None
@@ -31,7 +32,7 @@ class Display:
         self._timer = threading.Timer(patience, self._open)
         self._timer.daemon = True
 
-    def update(self, done: int, metrics: dict[str, float]) -> None:
+    def update(self, done: int, metrics: dict[str, float], total: int | None = None) -> None:
         if not self._enabled:
             return
         if self._bar is None and time.monotonic() - self._since < self._patience:
@@ -39,7 +40,8 @@ class Display:
         if self._bar is None:
             self._open()
         assert self._bar is not None
-        self._bar.update(self._task, completed=done, metrics=_headline(metrics))
+        shown = _headline(metrics) or self._words
+        self._bar.update(self._task, completed=done, metrics=shown, total=total or self._total)
 
     def _open(self) -> None:
         with self._lock:
@@ -49,7 +51,7 @@ class Display:
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                 TimeRemainingColumn(), TextColumn("{task.fields[metrics]}"), console=self._console, transient=True,
             )  # fmt: skip
-            self._task = bar.add_task(self._label, total=self._total, metrics="compiling")
+            self._task = bar.add_task(self._label, total=self._total, metrics=self._words)
             bar.start()
             self._bar = bar
 
@@ -67,6 +69,24 @@ class Display:
             if self._bar is not None:
                 self._bar.stop()
                 sys.stderr.flush()
+
+
+class Line:
+    """One line on what somebody is doing now, on a terminal only."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._status = label, Console(stderr=True).status(label)
+
+    def tell(self, done: int, what: str) -> None:
+        self._status.update(f"{self._label}: {done} tasks done, {what}")
+
+    def __enter__(self) -> "Line":
+        if self._status.console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._status.stop()
 
 
 def _headline(metrics: dict[str, float]) -> str:

@@ -37,6 +37,7 @@ class Dataset:
     y_test: np.ndarray  # (n_test,)
     num_classes: int
     pixels: Pixels | None = None
+    complete: bool = True  # whether every class must occur; not in the part that one client holds
 
     def __post_init__(self) -> None:
         if self.num_classes < 1:
@@ -56,7 +57,7 @@ class Dataset:
         if len(self.y_train) == 0:
             raise SojournError(f"data set {self.name!r} has no training samples; at least one is needed.")
         absent = np.setdiff1d(np.arange(self.num_classes), self.y_train)
-        if absent.size:
+        if absent.size and self.complete:
             raise SojournError(
                 f"data set {self.name!r}: class {absent[0]} is missing from the training samples; take more of "
                 "them, or renumber the labels."

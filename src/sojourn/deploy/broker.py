@@ -13,14 +13,16 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import nats.errors
+from nats.aio.client import Client as Connection
 
 from sojourn.core.errors import SojournError
 from sojourn.core.files import write_atomically
@@ -51,11 +53,18 @@ def inbox(user: str) -> str:
 
 
 def permissions(worker: str) -> dict[str, list[str]]:
-    """What a worker may publish and subscribe to, and nothing else."""
+    """What a worker may publish and subscribe to, and nothing else.
+
+    It can create nothing at the broker: a consumer of its own could be made to deliver to anybody.
+    """
+    own = f"up-{worker}"  # the bucket of its uploads, see `parcels`
     return {
         "publish": [
             upload_subject(worker), hello_subject(worker), alive_subject(worker),
             f"$JS.API.CONSUMER.MSG.NEXT.{TASKS}.{worker}", f"$JS.ACK.{TASKS}.{worker}.>",
+            f"$O.{own}.C.*", f"$O.{own}.M.*", f"$JS.API.STREAM.PURGE.OBJ_{own}",
+            *(f"$JS.API.{verb}.OBJ_{bucket}" for bucket in (own, "models")
+              for verb in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")),
         ],
         "subscribe": [f"{inbox(worker)}.>"],
     }  # fmt: skip
@@ -129,12 +138,32 @@ class Broker:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None and self.running else None
 
+    @property
+    def _pid_file(self) -> Path:
+        return self.place / "broker.pid"
+
+    def stop_earlier(self) -> None:
+        """Ends a broker that a killed server left behind: it would keep the port and the storage."""
+        try:
+            pid = int(self._pid_file.read_text())
+            mine = str(self.config_file.absolute()).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return
+        until = time.monotonic() + _START_SECONDS
+        while mine and time.monotonic() < until:
+            try:
+                os.kill(pid, signal.SIGTERM if time.monotonic() < until - 2 else signal.SIGKILL)
+            except ProcessLookupError:
+                return
+            time.sleep(0.1)
+
     def start(self) -> None:
         log = open(self.place / "broker.log", "ab")  # noqa: SIM115 - the process keeps it
         self._process = subprocess.Popen(
-            [find_program(), "-c", str(self.config_file)], stdout=log, stderr=log, start_new_session=True
+            [find_program(), "-c", str(self.config_file.absolute())], stdout=log, stderr=log, start_new_session=True
         )
         log.close()
+        self._pid_file.write_text(str(self._process.pid))
 
     async def wait_until_up(self) -> None:
         until = time.monotonic() + _START_SECONDS
@@ -157,6 +186,53 @@ class Broker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+async def connected(url: str, user: str, seed: str, tls: ssl.SSLContext | None, patience: float) -> Any:
+    """A connection that comes back by itself whenever it is lost; one sentence if there is none within the patience."""
+    heard: list[Exception] = []
+    refused = asyncio.Event()
+
+    async def hear(error: Exception) -> None:
+        heard.append(error)
+        if "authorization" in str(error).lower():
+            refused.set()
+
+    connection = Connection()
+    connecting = asyncio.ensure_future(
+        connection.connect(
+            url, nkeys_seed_str=seed, inbox_prefix=inbox(user), tls=tls, name=user, error_cb=hear,
+            max_reconnect_attempts=-1, reconnect_time_wait=0.25, connect_timeout=5, allow_reconnect=True,
+        )  # fmt: skip
+    )
+    watching = asyncio.ensure_future(refused.wait())
+    await asyncio.wait([connecting, watching], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+    watching.cancel()
+    if connecting.done() and connecting.exception() is None:
+        return connection
+    connecting.cancel()
+    with contextlib.suppress(asyncio.CancelledError, *TROUBLE):
+        await connecting
+    with contextlib.suppress(*TROUBLE):
+        await connection.close()
+    if refused.is_set():
+        raise SojournError(f"the broker at {url} does not accept these credentials; ask for new ones.")
+    if any(isinstance(error, ssl.SSLError) for error in heard):
+        raise SojournError(f"the broker at {url} does not show a certificate that these credentials vouch for.")
+    raise SojournError(f"no broker answers at {url} within {patience:.0f} s; is `sojourn serve` running?")
+
+
+async def lasting(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Until it works: a broker that is down comes back; one that closed the door does not."""
+    while True:
+        try:
+            return await call()
+        except nats.errors.MsgAlreadyAckdError:
+            return None
+        except nats.errors.ConnectionClosedError:
+            raise SojournError("the broker closed the connection; the invitation may have been revoked.") from None
+        except TROUBLE:
+            await asyncio.sleep(0.2)
 
 
 def write_secret(path: Path, content: str) -> None:

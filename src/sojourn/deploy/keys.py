@@ -4,9 +4,12 @@ The server keeps the public halves of its workers and its own secret; a worker's
 which `invite` writes once and nobody keeps a copy of. Nothing here is ever printed or logged.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import nkeys
@@ -67,33 +70,59 @@ class Credentials:
 
 
 class Ring:
-    """The server's own key and the public keys of those it has invited, in the run's directory."""
+    """The server's own key and the public keys of those it has invited, in the run's directory.
+
+    A worker's place among them is the number of its client, for good: who was revoked keeps its place without a key.
+    """
 
     def __init__(self, place: Path) -> None:
         self._path = place / RING_FILE
         if self._path.exists():
             found = json.loads(self._path.read_text(encoding="utf-8"))
-            self.server, self.workers = Pair.of(found["server"]), dict(found["workers"])
+            self.server, self.places = Pair.of(found["server"]), dict(found["workers"])
         else:
-            self.server, self.workers = Pair.new(), {}
+            self.server, self.places = Pair.new(), {}
             self._save()
 
+    @property
+    def names(self) -> list[str]:
+        return list(self.places)
+
+    @property
+    def workers(self) -> dict[str, str]:
+        """The public keys of those who may come in."""
+        return {name: key for name, key in self.places.items() if key is not None}
+
+    @property
+    def changed(self) -> float:
+        """When it was written last."""
+        return self._path.stat().st_mtime
+
     def invite(self, name: str, authority: str | None = None) -> Credentials:
-        """Credentials of a new worker; a name that was given away is refused."""
+        """Credentials of a new worker, or new ones of a worker whose old ones were revoked."""
         names_of([name])
-        if name in self.workers:
+        if self.places.get(name) is not None:
             raise SojournError(f"{name} was invited already; choose another name, or revoke it first.")
         pair = Pair.new()
-        self.workers[name] = pair.public
+        self.places[name] = pair.public
         self._save()
         return Credentials(name, pair.seed, authority)
 
     def revoke(self, name: str) -> None:
-        if name not in self.workers:
-            raise SojournError(f"{name} was never invited.")
-        del self.workers[name]
+        if self.places.get(name) is None:
+            raise SojournError(f"{name} is not among those who were invited: {', '.join(self.workers) or 'nobody'}.")
+        self.places[name] = None
         self._save()
 
     def _save(self) -> None:
-        content = json.dumps({"server": self.server.seed, "workers": self.workers})
+        content = json.dumps({"server": self.server.seed, "workers": self.places})
         write_atomically(self._path, lambda beside: write_secret(beside, content))
+
+
+@contextlib.contextmanager
+def ring_of(place: Path) -> Iterator[Ring]:
+    """The ring of a run, for a change: one at a time, so that no invitation is lost."""
+    place.mkdir(parents=True, exist_ok=True)
+    with open(place / ".keys.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Ring(place)

@@ -1,38 +1,42 @@
-"""The server of an asynchronous run: hands out tasks, takes uploads in the order of the broker's queue, keeps the book.
+"""The server: hands out tasks, takes uploads in the order of the broker's queue, keeps the book, says how it is.
 
-After every batch of uploads: apply, hand out, commit to disk, publish the new tasks, acknowledge the uploads. A kill
-between any two of these loses nothing: what was not committed is delivered again, what was committed and delivered again
-is known as a duplicate, and tasks that were committed and not published are the ones made since the last upload, whose
-model is the one in the book.
+After every batch of uploads: take, close what is complete, hand out, commit to disk, publish the new tasks, acknowledge
+the uploads that the model on disk contains. A kill between any two of these loses nothing: what was not committed is
+delivered again, what was committed and is delivered again is known as a duplicate, and tasks that were committed and not
+published start from the model in the book.
 """
 
 import asyncio
 import contextlib
 import dataclasses
 import json
+import ssl
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import nats
-import nats.errors
 import numpy as np
-from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
-from sojourn.core.federation import Federation
-from sojourn.deploy.broker import TASKS, TROUBLE, UPLOADS, inbox, task_subject
-from sojourn.deploy.coordinator import APPLIED, Coordinator, Task
-from sojourn.deploy.wire import Rejected, Schema, check_numbers, decode, encode
-from sojourn.deploy.worker import UPLOAD_WORDS
-from sojourn.engine.accounting import message_shapes, one_memory
+from sojourn.deploy import parcels
+from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, Book, Task
+from sojourn.deploy.broker import TASKS, TROUBLE, UPLOADS, connected, inbox, lasting, task_subject
+from sojourn.deploy.rounds import InRounds
+from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, whole, words_of
+from sojourn.deploy.worker import START, UPLOAD_WORDS
+from sojourn.traces.trace import LOST, TIMED_OUT
 
-_BATCH = 64  # uploads that are applied before the book is written
+SERVER = "server"
+_BATCH = 64  # uploads that are taken before the book is written
 _LOST_AFTER = 15.0  # seconds without a sign of life
 _AGAIN_AFTER = 10.0  # seconds until the broker delivers again what was not acknowledged
-_SERVER = "server"
+_HOLD_SECONDS = 4.0  # how often the broker is told that held uploads are in good hands
+_FAREWELL_SECONDS = 10.0
+_MAX_HELLO = 1 << 12  # bytes
 
 
 @dataclasses.dataclass
@@ -42,171 +46,422 @@ class Worker:
     name: str
     client: int
     seen: float = 0.0  # the last sign of life
-    tasks: int = 0
+    joined: bool = False
+    applied: int = 0
     rejected: int = 0
     last: str = ""
+    staleness: int | None = None
     quarantined: bool = False
+
+    def present(self, now: float) -> bool:
+        return self.joined and not self.quarantined and now - self.seen < _LOST_AFTER
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
-    """How the run is conducted."""
+class Receipt:
+    """What is left of an upload that was taken: enough to acknowledge it, not its numbers."""
 
-    uploads: int
-    concurrency: int | None = None  # None: all workers
-    timeout: float = 600.0  # seconds until a task is given up
-    max_norm: float | None = None
-    max_rejected: int = 3  # uploads of a worker before it is asked no more
+    message: Any
+    worker: str
+    parcel: str | None = None
 
 
 class Server:
-    """One asynchronous run."""
+    """One run."""
 
     def __init__(
-        self, federation: Federation, book: Coordinator, workers: list[str], rules: Rules, welcome: Mapping[str, Any],
-        progress: Callable[["Server"], None] = lambda server: None,
+        self, book: Book, workers: list[str], welcome: Mapping[str, Any], *, label: str = "",
+        evaluate: Callable[[Any], dict[str, float]] | None = None, eval_every: int = 1,
+        roster: Callable[[], list[str]] | None = None, told: Callable[["Server"], None] = lambda server: None,
     ) -> None:  # fmt: skip
-        self.book, self.rules, self.welcome, self.progress = book, rules, dict(welcome), progress
-        self.workers = {name: Worker(name, number) for number, name in enumerate(workers)}
-        self.by_client = {worker.client: worker for worker in self.workers.values()}
-        (exchange,) = book.algorithm.exchanges()
-        shapes = message_shapes(exchange, federation.clients, book.server, one_memory(book.algorithm, federation.x0))
-        self._up_shape, self._schema = shapes[1], Schema.of(shapes[1])
-        self.duplicates = self.rejected = 0
+        self.book, self.rules, self.welcome, self.label = book, book.rules, dict(welcome), label
+        self.workers: dict[str, Worker] = {}
+        self.by_client: dict[int, Worker] = {}
+        for name in workers:
+            self._enlist(name)
+        self._evaluate, self._eval_every, self._roster, self._told = evaluate, eval_every, roster, told
+        self.rejected = self.duplicates = 0
+        self.staleness: Counter[int] = Counter()
+        self.arrivals: deque[float] = deque(maxlen=4096)
+        self.queue = 0
         self.ready = False  # whether streams are there and uploads are taken
+        self.stopping = asyncio.Event()
+        self.started = time.time()
+        self._held: list[Receipt] = []  # uploads that were taken and are not in a model on disk yet
+        self._parcels: dict[str, str] = {}  # tasks' models by the task's number
+        self._put: set[str] = set()
+
+    def _enlist(self, name: str) -> None:
+        if len(self.workers) < self.book.num_clients:
+            worker = Worker(name, len(self.workers))
+            self.workers[name] = self.by_client[worker.client] = worker
 
     @property
-    def over(self) -> bool:
-        return self.book.applied >= self.rules.uploads
+    def status(self) -> str:
+        if self.book.diverged:
+            return "diverged"
+        if self.book.over:
+            return "over"
+        if self.stopping.is_set():
+            return "stopped"
+        return "running" if self.book.next_task else "waiting"
 
-    async def run(self, url: str, seed: str, tls: Any = None) -> None:
-        connection = await nats.connect(
-            url, nkeys_seed_str=seed, inbox_prefix=inbox(_SERVER), tls=tls, max_reconnect_attempts=-1,
-            reconnect_time_wait=0.2, name=_SERVER, error_cb=_quiet,
-        )  # fmt: skip
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    async def run(self, url: str, seed: str, tls: ssl.SSLContext | None = None, patience: float = 30.0) -> None:
+        connection = await connected(url, SERVER, seed, tls, patience)
         try:
+            self.stream = connection.jetstream()
+            await lasting(self._make_streams)
             await connection.subscribe("sojourn.hello.*", cb=self._on_hello)
             await connection.subscribe("sojourn.alive.*", cb=self._on_alive)
-            stream = connection.jetstream()
-            await _persist(lambda: self._make_streams(stream))
             queue: asyncio.Queue[Any] = asyncio.Queue()
-            config = (await stream.consumer_info(UPLOADS, _SERVER)).config
-            await stream.subscribe_bind(UPLOADS, config, _SERVER, cb=queue.put, manual_ack=True)
-            await self._publish(stream, self._unpublished())
+            config = (await lasting(lambda: self.stream.consumer_info(UPLOADS, SERVER))).config
+            await self.stream.subscribe_bind(UPLOADS, config, SERVER, cb=queue.put, manual_ack=True)
+            await self._measure()
+            await self._publish(self.book.unpublished())
             self.ready = True
-            while not self.over:
-                await self._step(stream, queue)
-            await asyncio.sleep(0)
+            await self._until_over(queue)
+            await self._farewell()
         finally:
-            await connection.close()
+            with contextlib.suppress(*TROUBLE):
+                await connection.close()
 
-    async def _make_streams(self, stream: Any) -> None:
+    async def _until_over(self, queue: "asyncio.Queue[Any]") -> None:
+        since, held_at = time.monotonic(), time.monotonic()
+        while not self.book.over and not self.stopping.is_set():
+            await self._step(queue)
+            self.book.seconds += time.monotonic() - since
+            since = time.monotonic()
+            if since - held_at > _HOLD_SECONDS:
+                held_at = since
+                await self._keep_held()
+                await self._look_around()
+            self._told(self)
+
+    async def _step(self, queue: "asyncio.Queue[Any]") -> None:
+        messages, done, closed = await _waiting(queue), self.book.done, False
+        settled = []
+        for message in messages:
+            verdict, receipt = await self._take(message)
+            message.data = b""
+            if verdict == HELD:
+                self._held.append(receipt)
+            elif verdict != AGAIN:  # of those the first delivery is still held
+                settled.append(receipt)
+            closed = self.book.close(time.time()) or closed
+        closed = self.book.close(time.time()) or closed
+        given_up = self._give_up()
+        new = self._assign()
+        if self.book.done // self._eval_every > done // self._eval_every or self.book.over:
+            await self._measure()
+        if settled or closed or given_up or new:
+            await asyncio.to_thread(self.book.commit)
+        await self._publish(new)
+        if not self.book.holding:
+            settled, self._held = settled + self._held, []
+        for receipt in settled:
+            await self._acknowledge(receipt)
+
+    def _assign(self) -> list[Task]:
+        now = time.time()
+        ready = [w for w in self.workers.values() if w.present(now)]
+        if self.book.next_task == 0 and len(ready) < (self.rules.min_workers or self.book.num_clients):
+            return []
+        ready.sort(key=lambda w: (w.applied, w.client))  # those first that did the least
+        return self.book.assign([worker.client for worker in ready], now)
+
+    def _give_up(self) -> bool:
+        """Tasks whose worker is silent, too slow, or no longer trusted; whether there were any."""
+        now, gone = time.time(), False
+        for task in list(self.book.out.values()):
+            worker = self.by_client.get(task.client)
+            silent = worker is None or now - max(worker.seen, task.handed_out, self.started) > _LOST_AFTER
+            late = now - task.handed_out > self.rules.timeout
+            untrusted = worker is not None and worker.quarantined
+            if (silent or late or untrusted) and not self._has_answered(task):
+                self.book.give_up(task.number, TIMED_OUT if late else LOST)
+                gone = True
+        return gone
+
+    def _has_answered(self, task: Task) -> bool:
+        return isinstance(self.book, InRounds) and self.book.has_answered(task.client)
+
+    # --- uploads -------------------------------------------------------------------------------------------------
+
+    async def _take(self, message: Any) -> tuple[str, Receipt]:
+        name = message.subject.rsplit(".", 1)[-1]
+        worker, receipt = self.workers.get(name), Receipt(message, name)
+        if worker is None:
+            return DUPLICATE, receipt
+        worker.seen = time.time()
+        try:
+            words = words_of(message.data, "upload", UPLOAD_WORDS)
+            number, exchange = whole(words, "task"), words["exchange"]
+            if words["parcel"]:
+                receipt = dataclasses.replace(receipt, parcel=f"task-{number}")
+            up, size = await self._checked(worker, message.data, number, exchange, bool(words["parcel"]))
+        except Rejected as why:
+            self._reject(worker, str(why))
+            return DUPLICATE, receipt
+        task = self.book.out.get(number)
+        verdict = DUPLICATE if task is None else self.book.take(number, worker.client, up, size, worker.name)
+        worker.last = verdict
+        if task is not None and verdict in (APPLIED, HELD):
+            worker.applied += 1
+            worker.staleness = self.book.version - task.version - (verdict == APPLIED)
+            self.staleness[worker.staleness] += 1
+            self.arrivals.append(time.time())
+        self.duplicates += verdict == DUPLICATE
+        return verdict, receipt
+
+    async def _checked(self, worker: Worker, data: bytes, number: int, name: str, parcel: bool) -> tuple[Any, float]:
+        """The answer and its norm, if it is what it should be; nothing of an answer that is not waited for."""
+        if name not in self.book.trips.exchanges:
+            raise Rejected("it is of an exchange that the method does not have")
+        schema, task = self.book.trips.upload_schema(name), self.book.out.get(number)
+        if task is not None and task.exchange != name:
+            raise Rejected("it answers another exchange than its task")
+        if parcel:
+            decode(data, "upload", UPLOAD_WORDS, Schema(()))
+            if task is None:
+                return None, 0.0  # its parcel may be gone
+            bucket, limit = parcels.uploads_bucket(worker.name), schema.num_bytes + parcels.INLINE_BYTES
+            data = bytes(await lasting(lambda: parcels.get(self.stream, bucket, f"task-{number}", limit)))
+        words, arrays = decode(data, "upload", UPLOAD_WORDS, schema)
+        if words["task"] != str(number) or words["exchange"] != name:
+            raise Rejected("its parcel answers another task")
+        size = check_numbers(arrays, self.rules.max_norm)
+        shape = self.book.trips.shapes[name][1]
+        return jax.tree.unflatten(jax.tree.structure(shape), [jnp.asarray(a) for a in arrays]), size
+
+    def _reject(self, worker: Worker, why: str) -> None:
+        self.rejected += 1
+        worker.rejected += 1
+        worker.last = f"rejected: {why}"
+        if worker.rejected >= self.rules.max_rejected and not worker.quarantined:
+            worker.quarantined = True
+            if isinstance(self.book, InRounds):
+                self.book.exclude(worker.client)
+
+    async def _acknowledge(self, receipt: Receipt) -> None:
+        with contextlib.suppress(*TROUBLE):
+            await receipt.message.ack()
+        if receipt.parcel is not None:
+            await parcels.drop(self.stream, parcels.uploads_bucket(receipt.worker), receipt.parcel)
+
+    async def _keep_held(self) -> None:
+        for receipt in self._held:
+            with contextlib.suppress(*TROUBLE):
+                await receipt.message.in_progress()
+
+    # --- tasks ---------------------------------------------------------------------------------------------------
+
+    async def _publish(self, tasks: list[Task]) -> None:
+        """All of them have reached the broker's disk before anything else is applied."""
+        downs: dict[str, Any] = {}
+        for task in tasks:
+            if task.exchange not in downs:
+                downs[task.exchange] = jax.tree.map(np.asarray, self.book.down(task.exchange))
+            words = {"task": str(task.number), "exchange": task.exchange, "memory": str(task.memory), "parcel": ""}
+            down, key = downs[task.exchange], self.book.key(task)
+            start = (jax.tree.map(np.asarray, self.book.x0),) if self._needs_start(task) else ()
+            if Schema.of((down, *start)).num_bytes > parcels.INLINE_BYTES:
+                words["parcel"] = await self._parcel(task, down, *start)
+                body = encode("task", words, (key,))
+            else:
+                body = encode("task", words, (key, down, *start))
+            name, headers = self.by_client[task.client].name, {"Nats-Msg-Id": f"task-{task.number}"}
+            await lasting(
+                lambda name=name, body=body, headers=headers: self.stream.publish(
+                    task_subject(name), body, headers=headers
+                )
+            )
+        if tasks and self._put:
+            await self._tidy()
+
+    def _needs_start(self, task: Task) -> bool:
+        return self.book.trips.remembers and task.memory < 0
+
+    async def _parcel(self, task: Task, down: Any, start: Any = None) -> str:
+        name = f"{task.exchange}-{task.round}-{task.applied}"
+        for parcel, tree in ((name, down), (START, start)):
+            if tree is not None and parcel not in self._put:
+                await parcels.put(self.stream, parcels.MODELS, parcel, encode("model", {}, tree))
+                self._put.add(parcel)
+        self._parcels[str(task.number)] = name
+        return name
+
+    async def _tidy(self) -> None:
+        """Models that no task needs any more."""
+        out = {str(number) for number in self.book.out}
+        self._parcels = {number: name for number, name in self._parcels.items() if number in out}
+        for parcel in self._put - set(self._parcels.values()) - {START}:
+            await parcels.drop(self.stream, parcels.MODELS, parcel)
+            self._put.discard(parcel)
+
+    # --- streams and people --------------------------------------------------------------------------------------
+
+    async def _make_streams(self) -> None:
         for name, subject in ((TASKS, "sojourn.task.*"), (UPLOADS, "sojourn.upload.*")):
             config = StreamConfig(
                 name=name, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE, storage=StorageType.FILE,
-                duplicate_window=120,
+                duplicate_window=120, discard=DiscardPolicy.OLD,
             )  # fmt: skip
             try:
-                await stream.stream_info(name)
+                await self.stream.stream_info(name)
             except NotFoundError:
-                await stream.add_stream(config)
-        await _consumer(stream, UPLOADS, _SERVER, None, f"{inbox(_SERVER)}.{UPLOADS}")
+                await self.stream.add_stream(config)
+        await _consumer(self.stream, UPLOADS, SERVER, None, f"{inbox(SERVER)}.{UPLOADS}", 4 * self.book.num_clients)
+        if self._largest() > parcels.INLINE_BYTES:
+            room = 2 * self._largest() + (64 << 20)
+            await parcels.make_bucket(self.stream, parcels.MODELS, room * (2 + len(self.workers)))
+            for parcel in await parcels.names(self.stream, parcels.MODELS):
+                await parcels.drop(self.stream, parcels.MODELS, parcel)
         for worker in self.workers:
-            await _consumer(stream, TASKS, worker, task_subject(worker))
+            await self._make_way(worker)
 
-    def _unpublished(self) -> list[Task]:
-        """Tasks that may not have reached the broker: those made since the last upload."""
-        return [task for task in self.book.out.values() if task.applied == self.book.applied]
+    async def _make_way(self, worker: str) -> None:
+        await _consumer(self.stream, TASKS, worker, task_subject(worker))
+        if self._largest() > parcels.INLINE_BYTES:
+            await parcels.make_bucket(self.stream, parcels.uploads_bucket(worker), 2 * self._largest() + (64 << 20))
 
-    async def _step(self, stream: Any, queue: asyncio.Queue[Any]) -> None:
-        messages = await _waiting(queue)
-        for message in messages:
-            if not self.over:
-                self._take(message)
-        self._give_up()
-        new = [] if self.over else self._hand_out()
-        if messages or new:
-            await asyncio.to_thread(self.book.commit)
-        await self._publish(stream, new)
-        for message in messages:
-            with contextlib.suppress(*TROUBLE):
-                await message.ack()
-        self.progress(self)
+    def _largest(self) -> int:
+        shapes = self.book.trips.shapes.values()
+        return max(Schema.of(message).num_bytes for pair in shapes for message in pair)
 
-    def _take(self, message: Any) -> None:
-        worker = self.workers.get(message.subject.rsplit(".", 1)[-1])
-        if worker is None:
-            return
-        worker.seen = time.time()
-        try:
-            words, arrays = decode(message.data, "upload", UPLOAD_WORDS, self._schema)
-            if not words["task"].isdecimal():
-                raise Rejected("its task is no number")
-            check_numbers(arrays, self.rules.max_norm)
-        except Rejected as why:
-            self.rejected += 1
-            worker.rejected += 1
-            worker.last = f"rejected: {why}"
-            worker.quarantined = worker.rejected >= self.rules.max_rejected
-            return
-        up = jax.tree.unflatten(jax.tree.structure(self._up_shape), [jnp.asarray(a) for a in arrays])
-        verdict = self.book.take(int(words["task"]), worker.client, up)
-        worker.last = verdict
-        worker.tasks += verdict == APPLIED
-        self.duplicates += verdict == "duplicate"
-
-    def _give_up(self) -> None:
-        """Tasks whose worker is silent, too slow, or no longer trusted."""
-        now = time.time()
-        for task in list(self.book.out.values()):
-            worker = self.by_client[task.client]
-            silent = now - max(worker.seen, task.handed_out) > _LOST_AFTER
-            if worker.quarantined or silent or now - task.handed_out > self.rules.timeout:
-                self.book.give_up(task.number)
-
-    def _hand_out(self) -> list[Task]:
-        """One task for every idle worker that gave a sign of life, those first that did the least."""
-        now, busy = time.time(), {task.client for task in self.book.out.values()}
-        room = (self.rules.concurrency or len(self.workers)) - len(busy)
-        idle = [
-            worker for worker in sorted(self.workers.values(), key=lambda w: (w.tasks, w.client))
-            if worker.client not in busy and not worker.quarantined and now - worker.seen < _LOST_AFTER
-        ]  # fmt: skip
-        return [self.book.hand_out(worker.client, now) for worker in idle[: max(0, room)]]
-
-    async def _publish(self, stream: Any, tasks: list[Task]) -> None:
-        """All of them have reached the broker's disk before anything else is applied."""
-        if not tasks:
-            return
-        down = jax.tree.map(np.asarray, self.book.down())
-        for task in tasks:
-            words = {"task": str(task.number), "exchange": "0", "memory": str(task.memory)}
-            body = encode("task", words, (self.book.key(task), down))
-            name = self.by_client[task.client].name
-            await _persist(
-                lambda name=name, body=body, number=task.number: stream.publish(
-                    task_subject(name), body, headers={"Nats-Msg-Id": f"task-{number}"}
-                )
-            )
+    async def _look_around(self) -> None:
+        """New invitations, and how many uploads wait at the broker."""
+        for name in self._roster() if self._roster else ():
+            if name not in self.workers and len(self.workers) < self.book.num_clients:
+                self._enlist(name)
+                await lasting(lambda name=name: self._make_way(name))
+        with contextlib.suppress(*TROUBLE):
+            info = await self.stream.consumer_info(UPLOADS, SERVER)
+            self.queue = (info.num_pending or 0) + (info.num_ack_pending or 0)
 
     async def _on_hello(self, message: Any) -> None:
         worker = self.workers.get(message.subject.rsplit(".", 1)[-1])
+        answer: dict[str, Any]
         if worker is None:
-            return
+            answer = {"refused": "the server does not know this worker yet; try again in a few seconds."}
+        elif worker.quarantined:
+            answer = {"refused": f"{worker.name} sent what could not be used and is asked no more."}
+        else:
+            refused = self._greet(worker, message.data)
+            answer = {**self.welcome, "client": worker.client, "over": self.book.over} if not refused else refused
+        with contextlib.suppress(*TROUBLE):
+            await message.respond(json.dumps(answer).encode())
+
+    def _greet(self, worker: Worker, data: bytes) -> dict[str, str]:
+        """Notes what a worker says of itself; a refusal if it makes no sense."""
+        try:
+            told = json.loads(data) if len(data) <= _MAX_HELLO else None
+        except (ValueError, RecursionError):
+            told = None
+        if not isinstance(told, dict) or told.get("format") != FORMAT:
+            return {"refused": "this worker speaks another version of the protocol; install the server's sojourn."}
         worker.seen = time.time()
-        answer = {**self.welcome, "client": worker.client, "over": self.over}
-        await message.respond(json.dumps(answer).encode())
+        samples = told.get("samples")
+        if samples is not None:
+            if type(samples) is not int or not 1 <= samples <= 2**31:
+                return {"refused": "a worker needs at least one sample."}
+            self.book.told_samples(worker.client, samples)
+            worker.joined = True
+        return {}
 
     async def _on_alive(self, message: Any) -> None:
         worker = self.workers.get(message.subject.rsplit(".", 1)[-1])
         if worker is not None:
             worker.seen = time.time()
+            worker.joined = worker.joined or self.book.samples[worker.client] is not None  # of a server before
+
+    async def _farewell(self) -> None:
+        """Tells everyone that it is over, and waits a little until those who are there have heard."""
+        if not self.book.over:
+            return
+        for name in self.workers:
+            await lasting(lambda name=name: self.stream.publish(task_subject(name), b""))
+        until = time.monotonic() + _FAREWELL_SECONDS
+        while time.monotonic() < until:
+            there = [worker.name for worker in self.workers.values() if worker.present(time.time())]
+            infos = [await lasting(lambda n=name: self.stream.consumer_info(TASKS, n)) for name in there]
+            if not any((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos):
+                return
+            await asyncio.sleep(0.2)
+
+    # --- what is told --------------------------------------------------------------------------------------------
+
+    async def _measure(self) -> None:
+        """The metrics of the model, unless it was measured already."""
+        if self._evaluate is None or (self.book.metrics and self.book.metrics[-1]["done"] >= self.book.done):
+            return
+        found = await asyncio.to_thread(self._evaluate, self.book.server)
+        self.book.metrics.append({"done": self.book.done, "seconds": round(self.book.seconds, 3), **found})
+        if not np.isfinite(found.get("loss", 0.0)):
+            self.book.diverged = True
+
+    def progress(self) -> tuple[int, dict[str, float], int]:
+        """How much is done, the last metrics, and how much there is to do."""
+        return self.book.done, self.book.metrics[-1] if self.book.metrics else {}, self.book.of
+
+    def snapshot(self) -> dict[str, Any]:
+        """How the run is, for people: plain values."""
+        now, book = time.time(), self.book
+        busy = {task.client: task for task in book.out.values() if not self._has_answered(task)}
+        return {
+            "format": 1,
+            "run": {
+                "label": self.label, "algorithm": type(book.algorithm).__name__,
+                "mode": "rounds" if isinstance(book, InRounds) else "asynchronous", "status": self.status,
+                "done": book.done, "of": book.of, "unit": book.unit, "version": book.version, "started": self.started,
+                "now": now, "phase": self._phase(now),
+            },
+            "metrics": book.metrics[:: max(1, len(book.metrics) // 300)],
+            "workers": [_told_of(worker, busy.get(worker.client), now) for worker in self.workers.values()],
+            "staleness": sorted(self.staleness.items()),
+            "throughput": self._throughput(now),
+            "queue": self.queue, "rejected": self.rejected, "duplicates": self.duplicates, "given_up": book.given_up,
+            "privacy": None,
+        }  # fmt: skip
+
+    def _throughput(self, now: float) -> list[list[float]]:
+        """Uploads per second, over stretches of the time that is remembered."""
+        times = list(self.arrivals)
+        if not times:
+            return []
+        edges = np.linspace(times[0], max(now, times[0] + 1), 61)
+        counts, _ = np.histogram(times, edges)
+        return [[round(float(t - self.started), 2), round(float(c / (edges[1] - edges[0])), 3)]
+                for t, c in zip(edges[1:], counts, strict=True)]  # fmt: skip
+
+    def _phase(self, now: float) -> str:
+        book = self.book
+        if book.over or self.stopping.is_set():
+            return "the run is over" if book.over else "the server stops"
+        there = sum(worker.present(now) for worker in self.workers.values())
+        if book.next_task == 0:
+            return f"waiting for workers: {there} of {self.rules.min_workers or book.num_clients} are there"
+        if isinstance(book, InRounds):
+            return f"round {book.round + 1}: {book.reported} of {book.wanted} answers, {there} workers there"
+        return f"{len(book.out)} tasks are out, {there} workers there"
 
 
-async def _waiting(queue: asyncio.Queue[Any]) -> list[Any]:
+def _told_of(worker: Worker, task: Task | None, now: float) -> dict[str, Any]:
+    state = "expected" if not worker.joined else "quarantined" if worker.quarantined else "silent"
+    if worker.present(now):
+        state = "idle" if task is None else "working"
+    return {
+        "name": worker.name, "client": worker.client, "state": state, "task": task.number if task else None,
+        "since": task.handed_out if task else None, "seen": worker.seen or None, "applied": worker.applied,
+        "rejected": worker.rejected, "last": worker.last, "staleness": worker.staleness,
+    }  # fmt: skip
+
+
+async def _waiting(queue: "asyncio.Queue[Any]") -> list[Any]:
     """What has arrived, at most a batch; nothing if nothing comes for a while."""
     try:
-        found = [await asyncio.wait_for(queue.get(), 0.5)]
+        found = [await asyncio.wait_for(queue.get(), 0.25)]
     except TimeoutError:
         return []
     while len(found) < _BATCH and not queue.empty():
@@ -214,22 +469,11 @@ async def _waiting(queue: asyncio.Queue[Any]) -> list[Any]:
     return found
 
 
-async def _consumer(stream: Any, name: str, durable: str, subject: str | None, deliver_to: str | None = None) -> None:
+async def _consumer(
+    stream: Any, name: str, durable: str, subject: str | None, deliver_to: str | None = None, in_hand: int = 1
+) -> None:
     config = ConsumerConfig(
         durable_name=durable, filter_subject=subject, ack_policy=AckPolicy.EXPLICIT, ack_wait=_AGAIN_AFTER,
-        max_ack_pending=2 * _BATCH, deliver_subject=deliver_to,
+        max_ack_pending=max(2 * _BATCH, in_hand), deliver_subject=deliver_to,
     )  # fmt: skip
     await stream.add_consumer(name, config)
-
-
-async def _persist(call: Callable[[], Any]) -> Any:
-    """Until it works: a broker that is down comes back."""
-    while True:
-        try:
-            return await call()
-        except TROUBLE:
-            await asyncio.sleep(0.2)
-
-
-async def _quiet(error: Exception) -> None:
-    """Lost connections are retried; what fails for good is told where it matters."""

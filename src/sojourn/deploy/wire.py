@@ -71,6 +71,20 @@ def decode(payload: bytes, kind: str, words: frozenset[str], schema: Schema) -> 
     return found, arrays
 
 
+def words_of(payload: bytes, kind: str, words: frozenset[str]) -> dict[str, str]:
+    """The words alone, where they decide which arrays must follow."""
+    header, _ = _header(payload)
+    return _words(header.pop("__metadata__", None), kind, words)
+
+
+def whole(words: Mapping[str, str], name: str) -> int:
+    """A word that is a whole number of at most 18 digits; -1 for none."""
+    text = words[name]
+    if text != "-1" and not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise Rejected(f"its {name} is no number")
+    return int(text)
+
+
 def check_numbers(arrays: list[np.ndarray], max_norm: float | None = None) -> float:
     """The norm of all floats together; numbers that are not finite, or a norm beyond the bound, are rejected."""
     floats = [a for a in arrays if np.issubdtype(a.dtype, np.floating)]

@@ -8,27 +8,33 @@ number of the task it came from, and a task says which of them to start from: th
 import asyncio
 import contextlib
 import json
+import ssl
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import nats
 import nats.errors
 import numpy as np
 
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
-from sojourn.deploy.broker import TASKS, TROUBLE, alive_subject, hello_subject, inbox, task_subject, upload_subject
-from sojourn.deploy.wire import Rejected, Schema, decode, encode
-from sojourn.engine.accounting import message_shapes
+from sojourn.core.vec import Vec
+from sojourn.deploy import parcels
+from sojourn.deploy.book import Trips
+from sojourn.deploy.broker import TASKS, TROUBLE, alive_subject, connected, hello_subject, lasting, upload_subject
+from sojourn.deploy.keys import Credentials
+from sojourn.deploy.wire import FORMAT, Rejected, Schema, decode, encode, whole, words_of
 from sojourn.engine.checkpoint import load_state, save_state
 
-TASK_WORDS = frozenset({"task", "exchange", "memory"})
-UPLOAD_WORDS = frozenset({"task", "exchange"})
+TASK_WORDS = frozenset({"task", "exchange", "memory", "parcel"})
+UPLOAD_WORDS = frozenset({"task", "exchange", "parcel"})
+START = "start"  # the parcel of the starting point
 _BEAT_SECONDS = 2.0
-_PATIENCE = 5.0  # seconds to wait for a task before asking again
+_PATIENCE = 5.0  # seconds to wait for a task before asking whether there will be any
 
 
 class Client:
@@ -38,39 +44,41 @@ class Client:
         if federation.num_clients != 1:
             raise SojournError(f"a worker is one client; its data make {federation.num_clients}.")
         self.federation, self.algorithm, self.place = federation, algorithm, place
-        self.exchanges = (*algorithm.exchanges(),)
-        server = jax.eval_shape(algorithm.init_server, federation.x0)
-        memory = jax.eval_shape(algorithm.init_client, federation.x0)
-        self.shapes = [message_shapes(exchange, federation.clients, server, memory) for exchange in self.exchanges]
-        self._visit = jax.jit(self._work, static_argnames="number")
+        self.trips = Trips(algorithm, federation.clients, federation.x0)
+        self._visit = jax.jit(self._work, static_argnames="name")
 
-    def _work(self, algorithm: Algorithm, clients: Any, down: Any, memory: Any, key: Any, *, number: int) -> Any:
+    def _work(self, algorithm: Algorithm, clients: Any, down: Any, memory: Any, key: Any, *, name: str) -> Any:
         oracle = clients.oracle(jnp.zeros((), jnp.int32))
-        up, memory, _ = algorithm.exchanges()[number].local(down, memory, oracle, jax.random.wrap_key_data(key))
+        exchange = Trips.of(algorithm)[name]
+        up, memory, _ = exchange.local(down, memory, oracle, jax.random.wrap_key_data(key))
         return up, memory
 
-    def task_schema(self, exchange: int) -> Schema:
-        return Schema.of((np.zeros(2, np.uint32), self.shapes[exchange][0]))
+    def parts(self, name: str, memory: int) -> tuple[Any, ...]:
+        """The shapes of what a task must bring: what was sent down and, for a client's first memory, the start."""
+        start = (jax.eval_shape(lambda: self.federation.x0),) if self.trips.remembers and memory < 0 else ()
+        return (self.trips.shapes[name][0], *start)
 
-    def do(self, task: int, exchange: int, memory: int, arrays: list[np.ndarray]) -> Any:
+    def do(self, task: int, name: str, memory: int, key: np.ndarray, leaves: list[np.ndarray]) -> Any:
         """The answer to a task; what is to be remembered of it is on disk before it is returned."""
-        key, leaves = arrays[0], arrays[1:]
-        down = jax.tree.unflatten(jax.tree.structure(self.shapes[exchange][0]), [jnp.asarray(a) for a in leaves])
+        shapes = self.parts(name, memory)
+        down, *start = jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(leaf) for leaf in leaves])
+        mine = self._remembered(memory, *start)
         up, after = self._visit(
-            self.algorithm, self.federation.clients, down, self._remembered(memory), jnp.asarray(key), number=exchange
-        )
-        if jax.tree.leaves(after):
+            self.algorithm, self.federation.clients, down, mine, jnp.asarray(key), name=name
+        )  # fmt: skip
+        if self.trips.remembers:
             save_state(self._file(task), after, str(task))
             self._forget(memory)
         return up
 
-    def _remembered(self, task: int) -> Any:
-        fresh = self.algorithm.init_client(self.federation.x0)
-        if task < 0 or not jax.tree.leaves(fresh):
-            return fresh
+    def _remembered(self, task: int, start: Vec | None = None) -> Any:
+        if not self.trips.remembers:
+            return ()
+        if start is not None:
+            return self.algorithm.init_client(start)
         if not self._file(task).exists():
             raise SojournError(f"what this worker remembered of task {task} is gone; it cannot go on in this run.")
-        return load_state(self._file(task), fresh, str(task))
+        return load_state(self._file(task), self.algorithm.init_client(self.federation.x0), str(task))
 
     def _file(self, task: int) -> Path:
         return self.place / f"memory-{task:09d}.npz"
@@ -82,92 +90,126 @@ class Client:
                 path.unlink()
 
 
-async def work(url: str, name: str, seed: str, client: Client, tls: Any = None) -> int:
-    """Works until the server says that the run is over; returns how many tasks were done."""
-    connection = await nats.connect(
-        url, nkeys_seed_str=seed, inbox_prefix=inbox(name), tls=tls, max_reconnect_attempts=-1, reconnect_time_wait=0.5,
-        name=name, error_cb=_quiet, allow_reconnect=True,
-    )  # fmt: skip
-    beats = asyncio.create_task(_beat(connection, name))
-    done = 0
-    try:
-        stream = connection.jetstream()
-        tasks = await stream.pull_subscribe_bind(consumer=name, stream=TASKS)
-        while not await _is_over(connection, name):
-            with contextlib.suppress(*TROUBLE):
-                for message in await tasks.fetch(1, timeout=_PATIENCE):
-                    words, body = await _at_work(message, asyncio.to_thread(_answer, client, message.data))
-                    await stream.publish(
-                        upload_subject(name), body, headers={"Nats-Msg-Id": f"{name}-{words['task']}-{words['exchange']}"}
-                    )
-                    await message.ack()
-                    done += 1
-    finally:
-        beats.cancel()
-        await connection.close()
-    return done
+class Post:
+    """A worker's connection: says hello, shows that it is alive, fetches tasks and sends uploads."""
 
+    def __init__(self, url: str, creds: Credentials, tls: ssl.SSLContext | None, patience: float) -> None:
+        self.url, self.creds, self.name, self.tls, self.patience = url, creds, creds.name, tls, patience
+        self._connection: Any = None
 
-async def _at_work(message: Any, answer: Any) -> Any:
-    """Waits for the answer and tells the broker meanwhile that it comes, so that nobody else is given the task."""
-    pending = asyncio.ensure_future(answer)
-    while not (await asyncio.wait([pending], timeout=_BEAT_SECONDS))[0]:
+    async def __aenter__(self) -> "Post":
+        self._connection = await connected(self.url, self.name, self.creds.seed, self.tls, self.patience)
+        self.stream = self._connection.jetstream()
+        self._beats = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._beats.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._beats
         with contextlib.suppress(*TROUBLE):
-            await message.in_progress()
-    return await pending
+            await self._connection.close()
 
-
-def _answer(client: Client, data: bytes) -> tuple[dict[str, str], bytes]:
-    number = _exchange_of(data)
-    if not 0 <= number < len(client.exchanges):
-        raise SojournError("the server sent a task that this version does not know.")
-    try:
-        words, arrays = decode(data, "task", TASK_WORDS, client.task_schema(number))
-    except Rejected as why:
-        raise SojournError(f"the server's task cannot be read: {why}.") from None
-    up = client.do(int(words["task"]), number, int(words["memory"]), arrays)
-    told = {"task": words["task"], "exchange": words["exchange"]}
-    return told, encode("upload", told, jax.tree.map(np.asarray, up))
-
-
-def _exchange_of(data: bytes) -> int:
-    """Which exchange a task is of: its header is read first, as the arrays depend on it."""
-    try:
-        length = int.from_bytes(data[:8], "little")
-        return int(json.loads(data[8 : 8 + length])["__metadata__"]["exchange"])
-    except (ValueError, KeyError, TypeError):
-        return -1
-
-
-async def hello(url: str, name: str, seed: str, tls: Any = None) -> dict[str, Any]:
-    """What the server says to a worker that joins: its number and the run's tables."""
-    connection = await nats.connect(
-        url, nkeys_seed_str=seed, inbox_prefix=inbox(name), tls=tls, name=name, error_cb=_quiet
-    )
-    try:
-        answer = await connection.request(hello_subject(name), b"", timeout=10)
-        found = json.loads(answer.data)
+    async def hello(self, samples: int | None = None, patience: float | None = None) -> dict[str, Any]:
+        """What the server says to a worker: its number, the run's tables, and whether the run is over."""
+        told = {"format": FORMAT} | ({} if samples is None else {"samples": samples})
+        until = time.monotonic() + (self.patience if patience is None else patience)
+        while True:
+            try:
+                answer = await self._connection.request(hello_subject(self.name), json.dumps(told).encode(), timeout=5)
+                found = json.loads(answer.data)
+                break
+            except TROUBLE:
+                if time.monotonic() > until:
+                    raise SojournError(f"the server at {self.url} does not answer; is `sojourn serve` running?") from None
+                await asyncio.sleep(0.5)
+        if found.get("refused"):
+            raise SojournError(str(found["refused"]))
         assert isinstance(found, dict)
         return found
-    except TROUBLE as error:
-        raise SojournError(f"the server does not answer ({type(error).__name__}); is it running?") from None
-    finally:
-        await connection.close()
+
+    async def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(*TROUBLE):
+                await self._connection.publish(alive_subject(self.name), b"")
+            await asyncio.sleep(_BEAT_SECONDS)
+
+    async def tasks(self) -> Any:
+        return await self.stream.pull_subscribe_bind(consumer=self.name, stream=TASKS)
 
 
-async def _is_over(connection: Any, name: str) -> bool:
-    with contextlib.suppress(*TROUBLE):
-        answer = await connection.request(hello_subject(name), b"", timeout=2)
-        return bool(json.loads(answer.data).get("over"))
-    return False
-
-
-async def _beat(connection: Any, name: str) -> None:
+async def work(post: Post, client: Client, told: Callable[[int, str], None] = lambda done, what: None) -> int:
+    """Works until the server says that the run is over; returns how many tasks were done."""
+    tasks, done = await post.tasks(), 0
     while True:
+        told(done, "waiting for a task")
+        try:
+            (message,) = await tasks.fetch(1, timeout=_PATIENCE)
+        except nats.errors.ConnectionClosedError:
+            raise SojournError("the broker closed the connection; the invitation may have been revoked.") from None
+        except TROUBLE:
+            if await _is_over(post):
+                return done
+            continue
+        if message.data == b"":  # the server's last word
+            await lasting(message.ack)
+            return done
+        told(done, "training")
+        await _carry_out(post, client, message)
+        done += 1
+
+
+async def _carry_out(post: Post, client: Client, message: Any) -> None:
+    pending = asyncio.ensure_future(_answered(post, client, message))
+    while not (await asyncio.wait([pending], timeout=_BEAT_SECONDS))[0]:  # so that nobody else is given the task
         with contextlib.suppress(*TROUBLE):
-            await connection.publish(alive_subject(name), b"")
-        await asyncio.sleep(_BEAT_SECONDS)
+            await message.in_progress()
+    await pending
 
 
-async def _quiet(error: Exception) -> None:
-    """The client's library reports every lost connection; ours are retried, and told where they matter."""
+async def _answered(post: Post, client: Client, message: Any) -> None:
+    try:
+        words, key, leaves = await _read(post, client, message.data)
+    except Rejected as why:
+        if "parcel is not there" in str(why):  # the task is no longer wanted: its model was taken away
+            await lasting(message.ack)
+            return
+        raise SojournError(f"the server's task cannot be read: {why}.") from None
+    name, number = words["exchange"], whole(words, "task")
+    up = await asyncio.to_thread(client.do, number, name, whole(words, "memory"), key, leaves)
+    told = {"task": words["task"], "exchange": name, "parcel": ""}
+    up = jax.tree.map(np.asarray, up)
+    if client.trips.upload_schema(name).num_bytes > parcels.INLINE_BYTES:
+        told["parcel"] = f"task-{number}"
+        content = encode("upload", {**told, "parcel": ""}, up)
+        del up
+        await parcels.put(post.stream, parcels.uploads_bucket(post.name), told["parcel"], content)
+        del content
+        up = ()
+    body = encode("upload", told, up)
+    headers = {"Nats-Msg-Id": f"{post.name}-{number}"}
+    await lasting(lambda: post.stream.publish(upload_subject(post.name), body, headers=headers))
+    await lasting(message.ack)
+
+
+async def _read(post: Post, client: Client, data: bytes) -> tuple[Mapping[str, str], np.ndarray, list[np.ndarray]]:
+    words = words_of(data, "task", TASK_WORDS)
+    name, memory = words["exchange"], whole(words, "memory")
+    if name not in client.trips.exchanges:
+        raise Rejected("it is of an exchange that the method does not have")
+    parts, key = client.parts(name, memory), np.zeros(2, np.uint32)
+    if not words["parcel"]:
+        _, (drawn, *leaves) = decode(data, "task", TASK_WORDS, Schema.of((key, *parts)))
+        return words, drawn, leaves
+    _, (drawn,) = decode(data, "task", TASK_WORDS, Schema.of((key,)))
+    leaves = []
+    for parcel, part in zip((words["parcel"], START), parts, strict=False):
+        schema = Schema.of(part)
+        limit = schema.num_bytes + parcels.INLINE_BYTES
+        content = await lasting(lambda parcel=parcel, n=limit: parcels.get(post.stream, parcels.MODELS, parcel, n))
+        leaves += decode(bytes(content), "model", frozenset(), schema)[1]
+    return words, drawn, leaves
+
+
+async def _is_over(post: Post) -> bool:
+    return bool((await post.hello()).get("over"))

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
+from sojourn.core.plug import called
 from sojourn.core.signature import options_checked
 from sojourn.problems import instances, nonconvex, nonconvex_chains
 from sojourn.problems.caps import cap_regression_parameters
@@ -70,6 +71,15 @@ def cap_regression(
     rng = np.random.default_rng(seed)
     optima, means = cap_regression_parameters(num_clients, dimension, optima_spread, mean_spread, rng=rng)
     return gaussian_regression(optima, means, noise_std, batch_size=batch_size, name="cap-regression")
+
+
+@options_checked
+def own(*, function: Annotated[str, Field(description="MODULE:FUNCTION that returns a federation")]) -> Federation:
+    """A federation of your own: what a function of yours returns, such as sojourn.federation(…)."""
+    made = called(function)
+    if not isinstance(made, Federation):
+        raise SojournError(f"{function} returns a {type(made).__name__}; expected a sojourn federation.")
+    return made
 
 
 _LARGEST_EXTENT = 10**10
@@ -280,4 +290,5 @@ PROBLEMS: dict[str, Problem] = {
     "theorem15": Problem(theorem15),
     "theorem22": Problem(theorem22),
     "theorem23": Problem(theorem23),
+    "own": Problem(own),
 }

@@ -1,0 +1,97 @@
+"""The book of an asynchronous run: uploads are applied one by one, in the order in which the broker queued them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from sojourn.algorithms.base import Algorithm, Context
+from sojourn.core.errors import SojournError
+from sojourn.core.federation import Federation
+from sojourn.core.keys import purpose_key
+from sojourn.deploy.book import APPLIED, DUPLICATE, HANDED_OUT, TOO_STALE, Book, Task
+from sojourn.deploy.rules import Rules
+from sojourn.traces.trace import ACCEPTED, LOST, STALE, TIMED_OUT, UNFINISHED, Trace
+
+_TRIP = "steady.0"
+
+
+class OneByOne(Book):
+    """Keeps workers busy; each upload makes a step of the server, or a part of one."""
+
+    unit = "uploads"
+
+    def __init__(
+        self, federation: Federation, algorithm: Algorithm, place: Path, rules: Rules, *, of: int, seed: int = 0
+    ) -> None:
+        if not algorithm.asynchronous:
+            raise SojournError(f"{type(algorithm).__name__} takes its answers in rounds, not one by one as they come.")
+        super().__init__(federation, algorithm, place, rules, of=of, seed=seed)
+        self._aggregate = jax.jit(lambda a, server, up, context: a.exchanges()[0].aggregate(server, up, context))
+
+    def _settled(self) -> Any:
+        return self.rules.max_staleness
+
+    @property
+    def done(self) -> int:
+        return self.applied
+
+    @property
+    def version(self) -> int:
+        return self.applied // self.algorithm.uploads_per_update()
+
+    def assign(self, present: Sequence[int], now: float) -> list[Task]:
+        if self.over:
+            return []
+        busy = self.busy()
+        room = (self.rules.concurrency or self.num_clients) - len(busy)
+        idle = [client for client in present if client not in busy]
+        return [self._hand_out(client, _TRIP, 0, now) for client in idle[: max(0, room)]]
+
+    def key(self, task: Task) -> np.ndarray:
+        key = jax.random.fold_in(jax.random.fold_in(self.root, task.number), task.client)
+        return np.asarray(jax.random.key_data(purpose_key(key, self.trips.exchanges[_TRIP].purpose)))
+
+    def unpublished(self) -> list[Task]:
+        return [task for task in self.out.values() if task.applied == self.applied]
+
+    def take(self, number: int, client: int, up: Any, size: float = 0.0, worker: str = "") -> str:
+        task = self.out.get(number)
+        if task is None or task.client != client or self.over:
+            return DUPLICATE
+        del self.out[number]
+        staleness = self.version - task.version
+        row = {"number": number, "client": client, "worker": worker, "version": task.version, "staleness": staleness}
+        if self.rules.max_staleness is not None and staleness > self.rules.max_staleness:
+            self._fresh.append({"event": TOO_STALE, **row, "applied": self.applied})
+            return TOO_STALE
+        context = Context(
+            jnp.asarray(self.applied), self.num_clients, 1, 1 / self.num_clients, jnp.asarray(staleness)
+        )  # fmt: skip
+        server = self._aggregate(self.algorithm, self.server, up, context)
+        moved, self.server = self._moved(server), server
+        self.applied += 1
+        self.memories[client] = number
+        told = {name: float(value) for name, value in self.algorithm.told(context).items()}
+        told = {"weight": told.pop("mixing_weight", 1.0), **told}
+        self._fresh.append({"event": APPLIED, **row, "applied": self.applied, "norm": size, "moved": moved,
+                            "seconds": round(self.seconds, 3), **told})
+        return APPLIED
+
+
+def trace_of(log: Sequence[dict[str, Any]], num_clients: int, uploads_per_update: int) -> Trace:
+    """The log as a trace, in which time is the number of events: the simulator can play it again."""
+    fates = {APPLIED: ACCEPTED, TOO_STALE: STALE, TIMED_OUT: TIMED_OUT, LOST: LOST}
+    tasks: dict[int, dict[str, Any]] = {}
+    for time, row in enumerate(log):
+        if row["event"] == HANDED_OUT:
+            tasks[row["number"]] = {
+                "client": row["client"], "dispatched": float(time), "applied": float(len(log)), "fate": UNFINISHED,
+            }  # fmt: skip
+        else:
+            tasks[row["number"]] |= {"applied": float(time), "fate": fates[row["event"]]}
+    return Trace(pd.DataFrame([tasks[number] for number in sorted(tasks)]), num_clients, uploads_per_update)

@@ -1,0 +1,225 @@
+"""The server's book: which tasks are out, which uploads were applied, and the model that contains them.
+
+Pure of any network, so that it can be tested by itself. An upload is applied at most once: the book knows the tasks that
+are out, takes an answer to one of them, and strikes it off; any other answer is a duplicate, too late or forged. `commit`
+makes all that was applied since the last one durable, the log first and then the state, in one file that is replaced
+whole: after a kill the book is as it was at a commit, and what came since is delivered again.
+
+A task is numbered, and its randomness depends on the task, or on its round, and its client alone: done twice it gives
+the same upload. Two books follow this one: `asynchronous` takes uploads one by one, `rounds` many at a time.
+"""
+
+import abc
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sojourn.algorithms.base import Algorithm, Exchange
+from sojourn.core.federation import Clients, Federation
+from sojourn.core.keys import root_key
+from sojourn.core.vec import norm
+from sojourn.deploy.rules import Rules
+from sojourn.deploy.wire import Schema
+from sojourn.engine.accounting import message_shapes, one_memory
+from sojourn.engine.checkpoint import fingerprint, load_state, save_state
+from sojourn.engine.rounds import divergence_limit
+
+LOG_FILE, BOOK_FILE = "applied.jsonl", "book.npz"
+HANDED_OUT, APPLIED, DUPLICATE, TOO_STALE = "handed out", "applied", "duplicate", "too stale"
+HELD, AGAIN = "held", "again"  # of rounds: taken, and in the model once the round closes; delivered a second time
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Work that was handed out."""
+
+    number: int
+    client: int
+    exchange: str  # "steady.0": a phase and the place of the exchange in it
+    round: int
+    version: int  # of the model it starts from
+    applied: int  # uploads when it was handed out
+    memory: int  # the task after which the client's memory is to be taken up; -1: it has none yet
+    handed_out: float  # seconds since the epoch
+
+
+class Trips:
+    """The exchanges of a method by name, with the shapes of their messages."""
+
+    def __init__(self, algorithm: Algorithm, clients: Clients, x0: Any) -> None:
+        self.exchanges = self.of(algorithm)
+        server, memory = jax.eval_shape(algorithm.init_server, x0), one_memory(algorithm, x0)
+        self.shapes = {name: message_shapes(e, clients, server, memory) for name, e in self.exchanges.items()}
+        self.remembers = bool(jax.tree.leaves(memory))
+
+    @staticmethod
+    def of(algorithm: Algorithm) -> dict[str, Exchange]:
+        phases = {"opening": algorithm.opening(), "steady": algorithm.exchanges(), "closing": algorithm.closing()}
+        return {f"{phase}.{number}": e for phase, several in phases.items() for number, e in enumerate(several)}
+
+    def upload_schema(self, name: str) -> Schema:
+        return Schema.of(self.shapes[name][1])
+
+    def phase(self, name: str) -> list[str]:
+        return [exchange for exchange in self.exchanges if exchange.startswith(f"{name}.")]
+
+
+class Book(abc.ABC):
+    """What both kinds of book keep, and how it survives."""
+
+    unit: str
+
+    def __init__(
+        self, federation: Federation, algorithm: Algorithm, place: Path, rules: Rules, *, of: int, seed: int = 0
+    ) -> None:
+        self.algorithm, self.place, self.rules, self.of = algorithm, place, rules, of
+        self.federation, self.clients, self.x0 = federation, federation.clients, federation.x0
+        self.num_clients = federation.num_clients
+        self.trips = Trips(algorithm, federation.clients, federation.x0)
+        self.root = root_key(seed)
+        self.server = algorithm.init_server(federation.x0)
+        self.applied = self.next_task = self.given_up = 0
+        self.out: dict[int, Task] = {}
+        self.memories = [-1] * self.num_clients  # the last task of each client that was applied
+        self.samples: list[int | None] = [None] * self.num_clients  # as the workers told them
+        self.seconds = 0.0  # of all servers of this run together
+        self.metrics: list[dict[str, float]] = []
+        self.diverged = False
+        self._limit = float(divergence_limit(federation.x0))
+        self._fresh: list[dict[str, Any]] = []  # rows of the log since the last commit
+        self._identity = fingerprint(algorithm, federation.x0, self.root, (self.num_clients, self._settled()))
+        place.mkdir(parents=True, exist_ok=True)
+        if (place / BOOK_FILE).exists():
+            self._load()
+
+    def _settled(self) -> Any:
+        """What must not change from one server of a run to the next."""
+        return ()
+
+    def told_samples(self, client: int, number: int) -> None:
+        """How many samples a client has: it weighs as many, where the method or the objective weighs by them."""
+        self.samples[client] = number
+        given = self.federation.clients
+        sizes = np.asarray(given.sizes if given.sizes is not None else np.ones(self.num_clients), float)
+        sizes = np.array([own if told is None else told for own, told in zip(sizes, self.samples, strict=True)])
+        weights = None if given.weights is None else jnp.asarray(sizes / sizes.sum(), given.weights.dtype)
+        kind = jnp.result_type(float)
+        self.clients = dataclasses.replace(given, sizes=jnp.asarray(sizes, kind), weights=weights)
+
+    # --- how far it is -------------------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def done(self) -> int: ...
+
+    @property
+    @abc.abstractmethod
+    def version(self) -> int: ...
+
+    @property
+    def over(self) -> bool:
+        return self.done >= self.of or self.diverged
+
+    @property
+    def holding(self) -> bool:
+        """Whether uploads were taken that the model does not contain yet."""
+        return False
+
+    # --- tasks ---------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def assign(self, present: Sequence[int], now: float) -> list[Task]:
+        """New tasks for clients that are there; `present` is in the order in which they should be preferred."""
+
+    def _hand_out(self, client: int, exchange: str, round: int, now: float) -> Task:
+        task = Task(self.next_task, client, exchange, round, self.version, self.applied, self.memories[client], now)
+        self.out[task.number] = task
+        self.next_task += 1
+        self._fresh.append({"event": HANDED_OUT, **dataclasses.asdict(task)})
+        return task
+
+    def busy(self) -> set[int]:
+        return {task.client for task in self.out.values()}
+
+    def down(self, exchange: str) -> Any:
+        """What a task that is handed out now starts from."""
+        return self.trips.exchanges[exchange].broadcast(self.server)
+
+    @abc.abstractmethod
+    def key(self, task: Task) -> np.ndarray:
+        """The numbers of the key that the client draws from, folded as every engine does."""
+
+    @abc.abstractmethod
+    def unpublished(self) -> list[Task]:
+        """After a restart: tasks that may not have reached the broker; their model is the one in the book."""
+
+    def give_up(self, number: int, why: str) -> None:
+        """Strikes a task off: its worker was lost or too slow, and what it may still send is a duplicate."""
+        task = self.out.pop(number)
+        self.given_up += 1
+        self._fresh.append({"event": why, "number": number, "client": task.client, "applied": self.applied})
+
+    # --- uploads -------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def take(self, number: int, client: int, up: Any, size: float = 0.0, worker: str = "") -> str:
+        """Takes an upload if its task is out: says what became of it. `size` is its norm, for the log."""
+
+    def close(self, now: float) -> bool:
+        """Rounds: makes the next model if all that is waited for has come."""
+        return False
+
+    def _moved(self, server: Any) -> float:
+        """How far a new state's model is from the last; a run whose model leaves all bounds has diverged."""
+        after = self.algorithm.model(server)
+        reach = float(norm(after))
+        self.diverged = not (math.isfinite(reach) and reach <= self._limit)
+        return float(norm(after - self.algorithm.model(self.server)))
+
+    # --- the disk ------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """All that was applied and handed out so far survives a kill from here on."""
+        lines = "".join(json.dumps(row) + "\n" for row in self._fresh).encode()
+        with open(self.place / LOG_FILE, "ab") as stream:
+            stream.write(lines)
+            stream.flush()
+            os.fsync(stream.fileno())
+            length = stream.tell()
+        self._fresh = []
+        raw = np.frombuffer(json.dumps({**self._book(), "log": length}).encode(), np.uint8)
+        save_state(self.place / BOOK_FILE, (self.server, raw), self._identity)
+
+    def _book(self) -> dict[str, Any]:
+        return {
+            "applied": self.applied, "next_task": self.next_task, "memories": self.memories, "seconds": self.seconds,
+            "out": [dataclasses.asdict(task) for task in self.out.values()], "metrics": self.metrics,
+            "diverged": self.diverged, "given_up": self.given_up, "samples": self.samples,
+        }  # fmt: skip
+
+    def _load(self) -> None:
+        template = (self.server, jnp.zeros(0, jnp.uint8))
+        self.server, raw = load_state(self.place / BOOK_FILE, template, self._identity)
+        self._open(json.loads(np.asarray(raw, np.uint8).tobytes()))
+
+    def _open(self, book: dict[str, Any]) -> None:
+        for name in ("applied", "next_task", "memories", "seconds", "metrics", "diverged", "given_up"):
+            setattr(self, name, book[name])
+        for client, number in enumerate(book["samples"]):
+            if number is not None:
+                self.told_samples(client, number)
+        self.out = {entry["number"]: Task(**entry) for entry in book["out"]}
+        with open(self.place / LOG_FILE, "rb+") as stream:  # rows after the last commit never happened
+            stream.truncate(book["log"])
+
+
+def read_log(place: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / LOG_FILE).read_text().splitlines()]

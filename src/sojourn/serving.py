@@ -1,0 +1,431 @@
+"""From a config to a deployment: `serve` conducts a run on real machines, `join` takes part in one.
+
+A run has one directory: the config, keys, the broker's files and storage, the book and its log, the status; a server that
+was killed is started again with the same command and goes on. A worker needs its credentials and a function that returns
+its data; the method, its numbers and the model come from the server as names and numbers, never as code.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import inspect
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sojourn.algorithms import ALGORITHMS, Algorithm
+from sojourn.config import Config, build_algorithm, to_toml, validate
+from sojourn.core.errors import SojournError
+from sojourn.core.federation import Federation
+from sojourn.core.files import write_atomically
+from sojourn.core.plug import called, function_named
+from sojourn.data.dataset import Dataset, Pixels
+from sojourn.deploy import parcels
+from sojourn.deploy.asynchronous import OneByOne
+from sojourn.deploy.book import Book
+from sojourn.deploy.broker import Broker, Tls, configuration, write_secret
+from sojourn.deploy.certificates import client_context, given_certificates, is_loopback, own_certificates
+from sojourn.deploy.keys import Credentials, Ring, ring_of
+from sojourn.deploy.page import new_token, serve_page
+from sojourn.deploy.record import history_of
+from sojourn.deploy.rounds import InRounds
+from sojourn.deploy.server import Server
+from sojourn.deploy.status import write_status
+from sojourn.deploy.wire import Schema
+from sojourn.deploy.worker import Client, Post, work
+from sojourn.driver import describe
+from sojourn.engine.participation import cohort_size
+from sojourn.experiment import build_federation, federation_on, load_data, tuned
+from sojourn.history import CONFIG_FILE, History
+from sojourn.models import MODELS
+from sojourn.problems import PROBLEMS
+
+LISTEN = "127.0.0.1:4222"
+_STATUS_SECONDS = 0.5
+_SUPERVISE_SECONDS = 0.5
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the broker listens, and where the page, if there is one."""
+
+    listen: str = LISTEN
+    broker: str | None = None  # one that runs elsewhere
+    page: str | None = None
+    hosts: tuple[str, ...] = ()  # further names by which workers reach the broker
+    tls: Tls | None = None  # the user's own certificate
+
+
+def serve(
+    config: Config, run: Path, where: Place, *, told: Callable[[Server], None] = lambda server: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> History:  # fmt: skip
+    """Conducts a run until it is over or stopped, and writes its history; what is in the directory goes on."""
+    _use_precision(config)
+    federation, algorithm, notes = _prepared(config)
+    with _alone_in(run):
+        _keep_config(config, run)
+        book = _book(config, federation, algorithm, run)
+        with ring_of(run) as ring:
+            names = ring.names
+        server = Server(
+            book, names, _welcome(config, federation, algorithm), label=config.algorithms[0].label,
+            evaluate=_evaluation(federation, algorithm), eval_every=_eval_every(config, book),
+            roster=lambda: Ring(run).names, told=_telling(run, told),
+        )  # fmt: skip
+        try:
+            asyncio.run(_conduct(server, ring, run, where, say))
+        finally:
+            write_status(run, server.snapshot())
+        about = {"label": server.label, "seed": config.run.seed, "algorithm": describe(algorithm), **notes}
+        status = {"over": "ok", "diverged": "diverged"}.get(server.status, "stopped")
+        history = history_of(book, status, about, config.tables)
+        history.params = federation.rebuild(algorithm.answer(book.server).tree)
+        history.save(run)
+        return history
+
+
+def _use_precision(config: Config) -> None:
+    jax.config.update("jax_enable_x64", config.run.precision == "float64")  # for all threads, unlike the context
+
+
+def _prepared(config: Config) -> tuple[Federation, Algorithm, dict[str, Any]]:
+    """The federation as the server sees it and the method, or a reason why they cannot be deployed."""
+    if len(config.algorithms) != 1:
+        raise SojournError(f"a deployment runs one method; the config has {len(config.algorithms)}.")
+    part, mode = config.algorithms[0], config.deploy.mode
+    asynchronous = ALGORITHMS[part.name].cls.asynchronous
+    if mode != "auto" and (mode == "asynchronous") != asynchronous:
+        needs = "takes uploads one by one as they come" if asynchronous else "needs the answers of a whole round at once"
+        raise SojournError(f'deploy.mode = "{mode}" does not fit "{part.name}", which {needs}; leave it out.')
+    for name in ("min_reports", "deadline", "over_selection") if asynchronous else ("concurrency", "max_staleness"):
+        if getattr(config.deploy, name):
+            kind = "rounds" if asynchronous else "methods that take uploads as they come"
+            raise SojournError(f'deploy.{name} is for {kind}; "{part.name}" is not: take it out.')
+    if config.partition is not None and config.partition.options.get("redeal", "never") != "never":
+        raise SojournError("samples cannot change hands between machines; leave partition.redeal out.")
+    if config.model is not None and hasattr(MODELS.get(config.model.name), "outline"):
+        raise SojournError(
+            f'model "{config.model.name}" makes its start together with the clients, which is not deployed yet; make it in '
+            "the simulator, or take another model."
+        )
+    federation = build_federation(config)
+    settled, notes = tuned(part, federation, config)
+    if config.deploy.min_workers is not None and config.deploy.min_workers > federation.num_clients:
+        raise SojournError(
+            f"deploy.min_workers = {config.deploy.min_workers} is out of range; there are {federation.num_clients}."
+        )
+    return federation, build_algorithm(settled), notes
+
+
+@contextlib.contextmanager
+def _alone_in(run: Path) -> Iterator[None]:
+    """One server per run: two would each count what the other handed out."""
+    run.mkdir(parents=True, exist_ok=True)
+    with open(run / ".serve.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SojournError(f"a server is at work in {run} already; `sojourn status {run}` shows it.") from None
+        yield
+
+
+def _keep_config(config: Config, run: Path) -> None:
+    path, text = run / CONFIG_FILE, to_toml(config.tables)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise SojournError(
+            f"{run} holds a run with another config; go on with {path}, or give another --out."
+        )
+    write_atomically(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def _book(config: Config, federation: Federation, algorithm: Algorithm, run: Path) -> Book:
+    place, seed = run / "book", config.run.seed
+    if algorithm.asynchronous:
+        uploads = config.run.uploads or config.run.rounds * cohort_size(
+            config.run.participation, federation.num_clients
+        )  # as many as the rounds of another method would bring
+        return OneByOne(federation, algorithm, place, config.deploy, of=uploads, seed=seed)
+    return InRounds(
+        federation, algorithm, place, config.deploy, of=config.run.rounds, seed=seed,
+        participation=config.run.participation,
+    )  # fmt: skip
+
+
+def _eval_every(config: Config, book: Book) -> int:
+    every = config.run.eval_every or max(1, config.run.rounds // 100)
+    return every * max(1, book.of // config.run.rounds) if isinstance(book, OneByOne) else every
+
+
+def _evaluation(federation: Federation, algorithm: Algorithm) -> Callable[[Any], dict[str, float]]:
+    """The metrics of a server's model on the server's own data."""
+    of_model = bool(algorithm.closing())  # its answer needs the clients once more, at the end
+
+    @jax.jit
+    def measured(clients: Any, server: Any) -> Any:
+        return clients.metrics(algorithm.model(server) if of_model else algorithm.answer(server))
+
+    return lambda server: {name: float(value) for name, value in measured(federation.clients, server).items()}
+
+
+def _telling(run: Path, told: Callable[[Server], None]) -> Callable[[Server], None]:
+    last = 0.0
+
+    def tell(server: Server) -> None:
+        nonlocal last
+        told(server)
+        if time.monotonic() - last > _STATUS_SECONDS:
+            last = time.monotonic()
+            write_status(run, server.snapshot())
+
+    return tell
+
+
+def _welcome(config: Config, federation: Federation, algorithm: Algorithm) -> dict[str, Any]:
+    """What a worker is told: names and numbers, from which it builds the same method and model on its own data."""
+    part = config.algorithms[0]
+    options = {name: value for name, value in describe(algorithm).items() if name in part.options}
+    tables = {name: table for name, table in config.tables.items() if name in ("problem", "model", "data", "run")}
+    tables["algorithm"] = {"name": part.name, "label": part.label, **{k: v for k, v in options.items() if v is not None}}
+    shape: dict[str, Any] = {}
+    if PROBLEMS[config.problem.name].takes_data and not PROBLEMS[config.problem.name].takes_text:
+        data = load_data(config)
+        shape = {"inputs": list(data.x_train.shape[1:]), "classes": data.num_classes}
+        if data.pixels is not None:
+            shape |= {"mean": list(data.pixels.mean), "std": list(data.pixels.std)}
+    return {"tables": tables, "shape": shape, "start": Schema.of(federation.x0).shapes}
+
+
+# --- the broker ------------------------------------------------------------------------------------------------------
+
+
+async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Callable[[str], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stopping.set)
+    async with contextlib.AsyncExitStack() as stack:
+        if where.broker is None:
+            url, tls = await stack.enter_async_context(_own_broker(ring, run, where))
+            say(f"the broker listens on {url}; `sojourn invite NAME --run {run}` lets a worker in")
+        else:
+            url, tls = where.broker, _trusted(where.broker, where.tls.authority.read_text() if where.tls else None)
+        if where.page is not None:
+            host, port = _host_and_port(where.page, "--ui")
+            token = None if is_loopback(host) else new_token()
+            page = await stack.enter_async_context(serve_page(server.snapshot, host, port, token))
+            say(f"status page: {page}")
+        await server.run(url, ring.server.seed, tls)
+
+
+def _trusted(url: str, authority: str | None) -> Any:
+    """TLS unless the broker is on this machine."""
+    host = url.split("://", 1)[-1].rsplit(":", 1)[0]
+    return None if is_loopback(host) and not url.startswith("tls://") else client_context(authority)
+
+
+@contextlib.asynccontextmanager
+async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
+    """A broker that is started, told of new invitations, started again if it dies, and stopped in the end."""
+    host, port = _host_and_port(where.listen, "--listen")
+    tls = where.tls
+    if tls is None and not is_loopback(host):
+        tls = own_certificates(run / "certificates", [*_names(host), *where.hosts])
+    broker = Broker(run / "broker", "127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+    broker.stop_earlier()
+    _check_free(host, port)
+    write = lambda: broker.configure(  # noqa: E731
+        configuration(host, port, run / "broker" / "storage", ring.server.public, Ring(run).workers, tls, _MAX_PAYLOAD)
+    )
+    write()
+    broker.start()
+    try:
+        await broker.wait_until_up()
+        watching = asyncio.create_task(_supervise(broker, ring, write))
+        try:
+            scheme = "nats" if tls is None else "tls"
+            yield f"{scheme}://{broker.host}:{port}", None if tls is None else client_context(tls.authority.read_text())
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+    finally:
+        broker.stop()
+
+
+_MAX_PAYLOAD = 2 * parcels.INLINE_BYTES
+
+
+async def _supervise(broker: Broker, ring: Ring, write: Callable[[], None]) -> None:
+    known = ring.changed
+    while True:
+        await asyncio.sleep(_SUPERVISE_SECONDS)
+        if not broker.running:
+            broker.start()
+        elif ring.changed != known:
+            known = ring.changed
+            write()
+
+
+def _names(host: str) -> list[str]:
+    """By which workers elsewhere may call a broker that listens on all of its machine's addresses."""
+    return [socket.gethostname(), socket.getfqdn()] if host in ("0.0.0.0", "::") else [host]
+
+
+def _host_and_port(text: str, option: str) -> tuple[str, int]:
+    host, sign, port = text.rpartition(":")
+    if not sign or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise SojournError(f"{option} {text!r} is not HOST:PORT, as in {LISTEN}.")
+    return host.strip("[]"), int(port)
+
+
+def _check_free(host: str, port: int) -> None:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((host, port))
+    except OSError as error:
+        raise SojournError(f"cannot listen on {host}:{port}: {error.strerror}; give another --listen.") from None
+
+
+# --- invitations -----------------------------------------------------------------------------------------------------
+
+
+def invite(name: str, run: Path, out: Path, authority: Path | None = None) -> None:
+    """Writes a new worker's credentials; a server at work lets it in within a second."""
+    if out.exists():
+        raise SojournError(f"{out} exists already; credentials are never written over.")
+    with ring_of(run) as ring:
+        pem = authority.read_text() if authority is not None else None
+        if pem is None:
+            pem = own_certificates(run / "certificates", []).authority.read_text()
+        ring.invite(name, pem).save(out)
+
+
+def revoke(name: str, run: Path) -> None:
+    with ring_of(run) as ring:
+        ring.revoke(name)
+
+
+def users_of(run: Path) -> str:
+    """The users of a broker that is run elsewhere, for its configuration."""
+    ring = Ring(run)
+    whole = json.loads(configuration("", 0, run, ring.server.public, ring.workers, None, _MAX_PAYLOAD))
+    return json.dumps({"authorization": whole["authorization"], "max_payload": _MAX_PAYLOAD}, indent=1)
+
+
+def write_users(run: Path, out: Path) -> None:
+    write_atomically(out, lambda beside: write_secret(beside, users_of(run)))
+
+
+def tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> Tls | None:
+    """The user's own certificate, all of it or nothing."""
+    if certificate is None and key is None and authority is None:
+        return None
+    if certificate is None or key is None or authority is None:
+        raise SojournError("your own certificate needs all three: --certificate, --key and --authority.")
+    return given_certificates(certificate, key, authority)
+
+
+def find_run(given: Path | None) -> Path:
+    """The deployment that is meant: the one given, or the only one there is under runs/."""
+    if given is not None:
+        return given
+    found = sorted(path.parent for path in Path("runs").glob("*/keys.json"))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise SojournError("there is no deployment under runs/; start one with sojourn serve, or name it by --run.")
+    raise SojournError(f"there are {len(found)} deployments under runs/; name one by --run, such as {found[-1]}.")
+
+
+# --- the worker ------------------------------------------------------------------------------------------------------
+
+
+def join(
+    url: str, creds: Credentials, data: str, place: Path, *, patience: float = 60.0,
+    told: Callable[[int, str], None] = lambda done, what: None,
+) -> int:  # fmt: skip
+    """Takes part in a run until it is over; returns how many tasks were done."""
+    function_named(data)  # a mistake in its name is told before anybody is called
+    return asyncio.run(_take_part(url, creds, data, place, patience, told))
+
+
+async def _take_part(
+    url: str, creds: Credentials, data: str, place: Path, patience: float, told: Callable[[int, str], None]
+) -> int:
+    leave = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, leave.set)
+    async with Post(url, creds, _trusted(url, creds.authority), patience) as post:
+        told(0, "saying hello")
+        welcome = await post.hello()
+        if welcome["over"]:
+            return 0
+        client = await asyncio.to_thread(_client, welcome, creds.name, data, place)
+        await post.hello(samples=_samples(client))
+        working = asyncio.ensure_future(work(post, client, told))
+        leaving = asyncio.ensure_future(leave.wait())
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if working.done():
+            return working.result()
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+        raise KeyboardInterrupt
+
+
+def _samples(client: Client) -> int:
+    objective = client.federation.clients.objective
+    return max(1, int(objective.num_samples(objective.open(np.zeros((), np.int32)))))
+
+
+def _client(welcome: Mapping[str, Any], name: str, data: str, place: Path) -> Client:
+    """The client that a worker is: the server's names and numbers, its own data."""
+    config = validate(welcome["tables"])
+    _use_precision(config)
+    function = function_named(data)
+    takes_name = bool(inspect.signature(function).parameters)
+    given = called(data, name) if takes_name else called(data)
+    federation = given if isinstance(given, Federation) else _federation_of(config, welcome["shape"], given, data)
+    expected = Schema(tuple((kind, tuple(shape)) for kind, shape in welcome["start"]))
+    if Schema.of(federation.x0) != expected:
+        raise SojournError(
+            f"what {data} returns makes a model of {Schema.of(federation.x0).num_bytes} bytes in other arrays than the "
+            f"server's of {expected.num_bytes}; give the server's model the same data shapes."
+        )
+    return Client(federation, build_algorithm(config.algorithms[0]), place)
+
+
+def _federation_of(config: Config, shape: Mapping[str, Any], given: Any, data: str) -> Federation:
+    """The config's problem on one client's arrays."""
+    if not shape:
+        raise SojournError(
+            f'problem "{config.problem.name}" has no arrays; {data} must return a sojourn federation of one client.'
+        )
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise SojournError(f"{data} returns a {type(given).__name__}; expected features and labels, or a federation.")
+    x, y = (np.asarray(part) for part in given)
+    if list(x.shape[1:]) != shape["inputs"]:
+        raise SojournError(f"{data} returns samples of shape {x.shape[1:]}; the server's have {tuple(shape['inputs'])}.")
+    pixels = Pixels(tuple(shape["mean"]), tuple(shape["std"])) if "mean" in shape and x.dtype == np.uint8 else None
+    private = Dataset(data, x, y, x[:1], y[:1], shape["classes"], pixels, complete=False)
+    return federation_on(config, private, [np.arange(len(private.y_train))])
+
+
+def memory_place(creds: Path) -> Path:
+    """Where a worker keeps what it remembers: beside its credentials."""
+    return creds.with_name(f"{creds.stem}-memory")
+

@@ -4,6 +4,7 @@ import enum
 import importlib.metadata
 import signal
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -277,14 +278,21 @@ def status_command(
 ) -> None:
     """Show a deployment: workers and what each is doing, versions, staleness, queue, last losses."""
     _needs_deployment()
-    from sojourn.deploy.status import read_status, status_renderable, watch_status
+    from rich.live import Live
+
+    from sojourn.deploy.status import read_status, status_renderable
     from sojourn.serving import find_run
 
     place = find_run(run)
-    if watch:
-        watch_status(place)
-    else:
-        Console().print(status_renderable(read_status(place)))
+    found = read_status(place)
+    if not watch:
+        Console().print(status_renderable(found))
+        return
+    with Live(status_renderable(found), refresh_per_second=2) as live:
+        while found["run"]["status"] in ("waiting", "running"):
+            time.sleep(1.0)
+            found = read_status(place)
+            live.update(status_renderable(found))
 
 
 def _needs_deployment() -> None:

@@ -34,7 +34,6 @@ from sojourn.deploy.book import Book
 from sojourn.deploy.broker import Broker, Tls, configuration, write_secret
 from sojourn.deploy.certificates import client_context, given_certificates, is_loopback, own_certificates
 from sojourn.deploy.keys import Credentials, Ring, ring_of
-from sojourn.deploy.page import new_token, serve_page
 from sojourn.deploy.record import history_of
 from sojourn.deploy.rounds import InRounds
 from sojourn.deploy.server import Server
@@ -221,6 +220,8 @@ async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Cal
         else:
             url, tls = where.broker, _trusted(where.broker, where.tls.authority.read_text() if where.tls else None)
         if where.page is not None:
+            from sojourn.deploy.page import new_token, serve_page
+
             host, port = _host_and_port(where.page, "--ui")
             token = None if is_loopback(host) else new_token()
             page = await stack.enter_async_context(serve_page(server.snapshot, host, port, token))

@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 
 from sojourn.core.errors import SojournError
+from sojourn.looks.words import duration, number, si
 from sojourn.report import Section, render, rich_table, summary_frame
 from sojourn.report.figure import MAX_POINTS, thin, wants_log
 from sojourn.report.page import toml_text
 from sojourn.report.runs import MAX_SETTINGS
-from sojourn.report.table import duration, number, si
 
 
 @dataclass

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "sojourn"
 # From the ground up. A new room needs a place here.
 ROOMS = (
     "core", "data", "partition", "models", "problems", "theory", "algorithms", "diagnostics", "traces", "engine",
-    "history", "progress", "virtual_time", "driver", "sweeping", "online", "deploy", "config", "experiment",
+    "history", "progress", "virtual_time", "driver", "sweeping", "online", "looks", "deploy", "config", "experiment",
     "report", "serving", "recipes", "catalogue", "cli",
 )  # fmt: skip
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from sojourn.core.files import write_atomically
 from sojourn.history import environment
+from sojourn.looks.charts import CONFIG
 from sojourn.recipes.base import CLAIMS_FILE, Claim, Figure, Reproduction, Table, summary
-from sojourn.report.figure import CONFIG, static
+from sojourn.report.figure import static
 
 PAGE_FILE = INDEX_FILE = "README.md"
 _WIDTH = 640  # of a figure that fills its page in the browser

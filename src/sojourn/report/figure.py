@@ -20,17 +20,14 @@ import vl_convert
 
 from sojourn.core.errors import unknown_name
 from sojourn.core.files import write_atomically
+from sojourn.looks.charts import CONFIG, LOG_SPAN, PALETTE, Spec
+from sojourn.looks.words import higher_is_better, metric_title
 from sojourn.report.predicted import floors, predictions
-from sojourn.report.runs import FEW_SEEDS, X_COLUMNS, Run, higher_is_better, is_number, metric_title, swept_groups
-
-Spec = dict[str, Any]
+from sojourn.report.runs import FEW_SEEDS, X_COLUMNS, Run, is_number, swept_groups
 
 MAX_POINTS = 400  # per curve
 MAX_ROWS = 3200  # per chart, so that a page with many runs still answers at once
 MAX_HOVER = 1000  # points per chart that answer to the pointer; each costs the browser a Voronoi cell
-LOG_SPAN = 100.0  # positive data spanning more than this are drawn on a log scale
-# Okabe and Ito's colours without black and yellow, which vanish on one of the two backgrounds.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 DASHES: tuple[tuple[int, ...], ...] = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3))
 RAMP = ("#4F6BD8", "#22A884", "#E0A400")  # for an ordered sweep; its lightness rises and blue to yellow is safe
 FORMATS = ("png", "svg", "pdf")
@@ -231,26 +228,6 @@ CROSS: Spec = {
     "opacity": 1,
 }
 _DIMMED = "hot !== null && hot !== datum.run"
-CONFIG: Spec = {
-    "background": "transparent",  # the page shows through, so that light and dark both work
-    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
-    "view": {"stroke": None},
-    "axis": {
-        "labelFontSize": 11,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "titlePadding": 8,
-        "labelColor": "#555",
-        "titleColor": "#333",
-        "gridColor": "#e4e4e4",
-        "domainColor": "#999",
-        "tickColor": "#999",
-        "labelOverlap": True,
-        "labelFlush": False,
-    },
-    "legend": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"},
-    "title": {"fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 12},
-}
 
 
 def static(spec: Spec, form: str) -> bytes:

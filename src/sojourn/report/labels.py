@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 
 from sojourn.history import LABELS
-from sojourn.report.figure import CONFIG, Spec, records, tooltip
+from sojourn.looks.charts import CONFIG, Spec
+from sojourn.report.figure import records, tooltip
 from sojourn.report.runs import History
 
 MAX_COLUMNS = 200  # clients that a map shows; of more, evenly spaced ones

@@ -4,36 +4,25 @@ The page loads nothing: Vega is bundled once (about 0.9 MB) and a content policy
 and no path, so the same histories give the same bytes.
 """
 
-import functools
-import importlib.resources
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import jinja2
 import markupsafe
 import numpy as np
-import vl_convert
 
 from sojourn.core.errors import unknown_name
 from sojourn.core.files import write_atomically
 from sojourn.history import LABELS
+from sojourn.looks.charts import CONFIG, Spec
+from sojourn.looks.pages import bundle, json_block, style, template
+from sojourn.looks.words import NONE, duration, higher_is_better, metric_title, metric_value, si
 from sojourn.report import figure, table
 from sojourn.report.labels import label_charts
 from sojourn.report.predicted import overlay_note, section_html
-from sojourn.report.runs import (
-    History,
-    Run,
-    higher_is_better,
-    main_metric,
-    metric_title,
-    metrics_of,
-    ranked,
-    shown_runs,
-    split,
-)
+from sojourn.report.runs import History, Run, main_metric, metrics_of, ranked, shown_runs, split
 from sojourn.report.start import redeal_note, start_html
 from sojourn.report.sweep import sweep_charts
 from sojourn.report.timeline import time_charts, time_html
@@ -64,7 +53,7 @@ class _Figure:
 
     key: str  # id of its element, stem of its file
     title: str
-    spec: figure.Spec
+    spec: Spec
     is_curve: bool = False  # follows the controls of the page
     loggable: bool = False
 
@@ -97,7 +86,8 @@ def render(
     own = [*_theory(theory, broken), *_beginnings(histories)]
     extra = [_section(number, section) for number, section in enumerate([*own, *sections])]
     charts = [*curves, *vectors, *sweeps, *labels, *times, *(entry["figure"] for entry in extra if entry["figure"])]
-    html = _template().render(
+    html = template("report", "page.html.jinja").render(
+        style=markupsafe.Markup(style()),
         title=title,
         summary=_summary(runs) if runs else "",
         lead=lead,
@@ -116,8 +106,8 @@ def render(
         differences=_differences(histories),
         origins=_origins(histories),
         axes=figure.x_axes(shown),
-        data=_json({"axes": figure.x_axes(shown), "charts": [_for_browser(chart) for chart in charts]}),
-        bundle=markupsafe.Markup(_bundle()),
+        data=json_block({"axes": figure.x_axes(shown), "charts": [_for_browser(chart) for chart in charts]}),
+        bundle=markupsafe.Markup(bundle()),
     )
     figure.write_figures({chart.key: (chart.title, chart.spec) for chart in charts}, path.parent, figures)
     write_atomically(path, lambda beside: beside.write_bytes(html.encode()))
@@ -185,11 +175,11 @@ def _summary(runs: Sequence[Run]) -> str:
     title = metric_title(metric)[0].lower() + metric_title(metric)[1:]
     parts = [start]
     if order and len(runs) == 1:
-        parts.append(f"Final {title}: {table.metric_value(metric, order[0].final(metric))}.")
+        parts.append(f"Final {title}: {metric_value(metric, order[0].final(metric))}.")
     elif order:
         # second is the best of another method: the next setting of the same sweep is no rival
         rivals = [run for run in order[1:] if run.label != order[0].label][:1]
-        places = [f"{run.name} with {table.metric_value(metric, run.final(metric))}" for run in [order[0], *rivals]]
+        places = [f"{run.name} with {metric_value(metric, run.final(metric))}" for run in [order[0], *rivals]]
         word = "Highest" if higher_is_better(metric) else "Lowest"
         tied = len(places) == 2 and places[0].rsplit(" with ", 1)[1] == places[1].rsplit(" with ", 1)[1]
         parts.append(f"{word} final {title}: {(', level with ' if tied else ', ahead of ').join(places)}.")
@@ -224,9 +214,9 @@ def _rows(runs: Sequence[Run], metrics: Sequence[str], colors: Mapping[str, figu
         cells = []
         for metric in metrics:
             value, at = run.best(metric)
-            text = f"best {table.metric_value(metric, value)} at {at}" if at >= 0 else ""
+            text = f"best {metric_value(metric, value)} at {at}" if at >= 0 else ""
             won = len(runs) > 1 and run is best[metric]
-            cells.append({"final": table.metric_value(metric, run.final(metric)), "best": text, "won": won})
+            cells.append({"final": metric_value(metric, run.final(metric)), "best": text, "won": won})
         rows.append(
             {
                 "name": run.name,
@@ -236,10 +226,10 @@ def _rows(runs: Sequence[Run], metrics: Sequence[str], colors: Mapping[str, figu
                 "several": run.num_seeds > 1,
                 "rounds": int(run.frame["round"].max()),
                 "cells": cells,
-                "costs": [table.si(run.total(name)) for name in ("floats", "calls", "local_steps")],
-                "seconds": table.duration(run.total("seconds")),
-                "virtual": table.duration(run.total("virtual_seconds")),
-                "compile": table.duration(run.compile_seconds),
+                "costs": [si(run.total(name)) for name in ("floats", "calls", "local_steps")],
+                "seconds": duration(run.total("seconds")),
+                "virtual": duration(run.total("virtual_seconds")),
+                "compile": duration(run.compile_seconds),
             }
         )
     return rows
@@ -272,7 +262,7 @@ def _differences(histories: Sequence[History]) -> dict[str, Any] | None:
     keys = list(dict.fromkeys(key for _, values in flat for key in values))
     rows = []
     for key in keys:
-        values = [_toml_value(entries[key]) if key in entries else table.NONE for _, entries in flat]
+        values = [_toml_value(entries[key]) if key in entries else NONE for _, entries in flat]
         if len(set(values)) > 1:
             rows.append({"key": key, "values": values})
     if not rows or len(rows) > MAX_DIFFERENCES:
@@ -325,25 +315,5 @@ def _for_browser(chart: _Figure) -> dict[str, Any]:
     spec = {key: value for key, value in chart.spec.items() if key != "$schema"}  # no address on the page
     # a chart from elsewhere gets the looks of the page, also when that is dark
     spec.setdefault("background", "transparent")
-    spec["config"] = {**figure.CONFIG, "text": {"color": "currentColor"}, **spec.get("config", {})}
+    spec["config"] = {**CONFIG, "text": {"color": "currentColor"}, **spec.get("config", {})}
     return {"id": chart.key, "curve": chart.is_curve, "loggable": chart.loggable, "spec": spec}
-
-
-def _json(value: Any) -> markupsafe.Markup:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return markupsafe.Markup(text)
-
-
-@functools.cache
-def _bundle() -> str:
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    source = importlib.resources.files("sojourn.report").joinpath("page.html.jinja").read_text("utf-8")
-    # StrictUndefined: a misspelt name in the template is an error, not an empty cell
-    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True).from_string(source)

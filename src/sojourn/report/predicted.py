@@ -15,8 +15,8 @@ import markupsafe
 import numpy as np
 
 from sojourn.core.facts import Facts
-from sojourn.report.runs import Run, metric_title
-from sojourn.report.table import number
+from sojourn.looks.words import metric_title, number
+from sojourn.report.runs import Run
 from sojourn.theory.forecast import Forecast, forecasts
 
 _FEW_SEEDS = 5  # below this many a mean is not judged

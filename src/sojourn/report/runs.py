@@ -15,29 +15,10 @@ import pandas as pd
 
 from sojourn.core.errors import SojournError
 from sojourn.diagnostics.probes import vector_of
+from sojourn.looks.words import METRIC_TITLES, higher_is_better
 
 # What a curve can be drawn against; all but `round` accumulate.
 X_COLUMNS = ("round", "floats", "calls", "seconds", "virtual_seconds")
-METRIC_TITLES = {
-    "test_accuracy": "Test accuracy",
-    "test_loss": "Test loss",
-    "suboptimality": "Suboptimality",
-    "distance": "Distance to x*",
-    "accuracy": "Training accuracy",
-    "loss": "Training loss",
-    "grad_norm": "Gradient norm",
-    "drift": "Client drift",
-    "consensus": "Consensus error",
-    "consensus4": "Consensus error, fourth moment",
-    "consensus_inside": "Consensus error inside the rounds",
-    "consensus4_inside": "Fourth moment of the consensus error inside the rounds",
-    "client_drift": "Drift of each client",
-    "cosine": "Cosine between client updates",
-    "cosine_min": "Least cosine between client updates",
-    "distance_to_mean_optimum": "Distance to the mean of the clients' optima",
-    "distance_to_fixed_point": "Distance to the fixed point",
-    "model_norm": "Norm of the model",
-}
 # The order in which metrics decide who won: what was not trained on, then what theory speaks of, then the rest.
 PREFERENCE = ("test_accuracy", "test_loss", "suboptimality", "distance", "accuracy", "loss")
 COUNTS = ("participants", "samples", "local_steps", "seconds")
@@ -121,16 +102,6 @@ class Run:
         values = rows["value"].to_numpy()
         at = int(np.argmax(values) if higher_is_better(metric) else np.argmin(values))
         return float(values[at]), int(rows["round"].iloc[at])
-
-
-def higher_is_better(metric: str) -> bool:
-    """Accuracies grow, everything else that is measured should shrink."""
-    return "accuracy" in metric
-
-
-def metric_title(metric: str) -> str:
-    """A metric in words."""
-    return METRIC_TITLES.get(metric, metric.replace("_", " ").capitalize())
 
 
 def axis_name(axis: str) -> str:

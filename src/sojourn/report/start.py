@@ -5,8 +5,8 @@ from typing import Any
 
 import markupsafe
 
+from sojourn.looks.words import number
 from sojourn.report.runs import History
-from sojourn.report.table import number
 
 _MAX_ROWS = 20  # starts of a sweep that are shown
 _COLUMNS = ("Numbers down", "Numbers up", "a_0", "Least a_0k", "Epsilon", "Largest step proven")

@@ -6,17 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sojourn.report.figure import CONFIG, CROSS, LEGEND, PALETTE, Spec, records, spread_text, tooltip, wants_log, y_axis
-from sojourn.report.runs import (
-    MAX_SETTINGS,
-    Run,
-    axis_name,
-    higher_is_better,
-    is_number,
-    metric_title,
-    swept_groups,
-    winner,
-)
+from sojourn.looks.charts import CONFIG, PALETTE, Spec
+from sojourn.looks.words import higher_is_better, metric_title
+from sojourn.report.figure import CROSS, LEGEND, records, spread_text, tooltip, wants_log, y_axis
+from sojourn.report.runs import MAX_SETTINGS, Run, axis_name, is_number, swept_groups, winner
 
 MAX_LABELLED = 80  # cells of a map that still have room for a number
 LOG_AXIS_SPAN = 10.0  # a swept number spanning more than this is drawn on a log axis

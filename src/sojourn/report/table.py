@@ -1,6 +1,5 @@
-"""Numbers in words, and runs as a table: for pandas, for the terminal, and rows for the page."""
+"""Runs as a table: for pandas, for the terminal, and rows for the page."""
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -9,50 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sojourn.report.runs import History, Run, higher_is_better, main_metric, metric_title, metrics_of, ranked, split
+from sojourn.looks.words import duration, metric_title, metric_value, si
+from sojourn.report.runs import History, Run, main_metric, metrics_of, ranked, split
 
-SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 TABLE_METRICS = 3  # more do not fit on a laptop beside the costs
-NONE = "–"
-
-
-def number(value: float, digits: int = 4) -> str:
-    """Four significant digits: 0.01235, 1.5e−7, 1235."""
-    if not math.isfinite(value):
-        return NONE if math.isnan(value) else ("∞" if value > 0 else "−∞")
-    text = f"{value:.{digits}g}"
-    if "e+" in text and abs(value) < 1e6:  # 12345 rather than 1.235e+04
-        return f"{value:.0f}"
-    return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-").replace("-", "−")
-
-
-def si(value: float) -> str:
-    """Three significant digits with a suffix: 12.3 M. Whole numbers below 1000 stay as they are."""
-    if not math.isfinite(value):
-        return number(value)
-    for size, suffix in SI:
-        # 999 600 rounds to 1.00 M, not to 1000 k
-        if abs(value) >= size * 0.9995:
-            scaled = value / size
-            return f"{scaled:.{max(0, 2 - int(math.log10(abs(scaled) * 1.0005)))}f} {suffix}"
-    return f"{value:.0f}" if value == round(value) else number(value, 3)
-
-
-def duration(seconds: float) -> str:
-    """85 ms, 12.3 s, 4.1 min, 2.5 h."""
-    if not math.isfinite(seconds):
-        return NONE
-    for size, unit in ((7200.0, "h"), (120.0, "min")):
-        if seconds >= size:
-            return f"{number(seconds / (3600 if unit == 'h' else 60), 3)} {unit}"
-    return f"{number(seconds, 3)} s" if seconds >= 1 or seconds == 0 else f"{number(seconds * 1e3, 3)} ms"
-
-
-def metric_value(metric: str, value: float) -> str:
-    """A metric as a reader expects it: accuracies in per cent."""
-    if higher_is_better(metric) and math.isfinite(value) and abs(value) <= 1:
-        return f"{100 * value:.2f} %"
-    return number(value)
 
 
 def table_metrics(runs: Sequence[Run]) -> list[str]:

@@ -7,9 +7,10 @@ import markupsafe
 import numpy as np
 import pandas as pd
 
-from sojourn.report.figure import CONFIG, PALETTE, Spec, records, tooltip
+from sojourn.looks.charts import CONFIG, PALETTE, Spec
+from sojourn.looks.words import number
+from sojourn.report.figure import records, tooltip
 from sojourn.report.runs import History
-from sojourn.report.table import number
 from sojourn.traces.trace import busy_shares
 
 MAX_RUNS = 4  # whose pictures are shown

@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 
 from sojourn.diagnostics.probes import vector_of
-from sojourn.report.figure import CONFIG, Spec, records, tooltip, wants_log
-from sojourn.report.runs import Run, metric_title
+from sojourn.looks.charts import CONFIG, Spec
+from sojourn.looks.words import metric_title
+from sojourn.report.figure import records, tooltip, wants_log
+from sojourn.report.runs import Run
 
 MAX_MAPS = 4  # runs per probe
 MAX_COLUMNS, MAX_LINES = 80, 40  # cells of a map; finer tables are averaged into them

@@ -84,7 +84,7 @@ class Book(abc.ABC):
         self.federation, self.clients, self.x0 = federation, federation.clients, federation.x0
         self.num_clients = federation.num_clients
         self.trips = Trips(algorithm, federation.clients, federation.x0)
-        self.root = root_key(seed)
+        self.seed, self.root = seed, root_key(seed)
         self.server = algorithm.init_server(federation.x0)
         self.applied = self.next_task = self.given_up = 0
         self.out: dict[int, Task] = {}

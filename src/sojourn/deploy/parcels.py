@@ -82,6 +82,6 @@ async def drop(stream: Any, bucket: str, name: str) -> None:
 
 async def names(stream: Any, bucket: str) -> list[str]:
     try:
-        return [info.name for info in await (await stream.object_store(bucket)).list()]
+        return [info.name for info in await (await stream.object_store(bucket)).list(ignore_deletes=True)]
     except NotFoundError:
         return []

@@ -6,6 +6,7 @@ weight are, not how rounds are put together.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -44,7 +45,7 @@ class Reference:
             raise SojournError('engine "reference" runs one setting at a time; use engine "compiled" for a sweep.')
         rows: list[Rows] = []
         while len(rows) < int(course.num_rounds):
-            state, row = _play(algorithm, clients, plan, state, course)
+            state, row = play_one(algorithm, clients, plan, state, course.limit)
             measured = _evaluate(algorithm, clients, state, plan=plan)
             row = dataclasses.replace(row, diverged=row.diverged | lost(measured, course.evaluates(state.round)))
             if not bool(course.evaluates(state.round)):
@@ -61,7 +62,11 @@ class Reference:
         return _evaluate(algorithm, clients, state, plan=plan)
 
 
-def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, course: Course) -> tuple[RunState, Row]:
+def play_one(
+    algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, limit: Any,
+    asked: Callable[[int], jax.Array] | None = None,
+) -> tuple[RunState, Row]:  # fmt: skip
+    """One round. `asked` gives those who take part in its exchanges, by number, where they are not to be drawn."""
     server, memory = state.server, state.memory
     round_key = jax.random.fold_in(state.root, state.round)
     clients = clients.in_round(round_key)
@@ -70,7 +75,8 @@ def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, c
     info: dict[str, Any] = {}
     seen: list[Seen] = []
     for number, exchange in enumerate(plan.exchanges(algorithm)):
-        ids = members(exchange.who, round_key, clients.num_clients, plan.cohort, exchange.purpose)
+        drawn = members(exchange.who, round_key, clients.num_clients, plan.cohort, exchange.purpose)
+        ids = drawn if asked is None else asked(number)
         weights = shares(algorithm, clients, ids)
         down = exchange.broadcast(server)
         ups, news, trails = [], [], []
@@ -94,7 +100,7 @@ def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, c
         trail = jax.tree.map(lambda *a: jnp.stack(a), *trails)
         seen += [] if trail is None else [Seen(trail, ids, clients.num_clients)]
     info |= measure_round(plan.record, seen)
-    diverged = ~(norm(algorithm.model(server)) <= course.limit)
+    diverged = ~(norm(algorithm.model(server)) <= limit)
     row = Row(jnp.asarray(answers, jnp.int32), jnp.asarray(calls, jnp.int32), info, diverged)
     return RunState(server, memory, state.round + 1, state.root), row
 

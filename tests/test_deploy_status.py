@@ -89,7 +89,7 @@ def test_the_terminal_shows_progress_losses_staleness_queue_and_every_worker(wid
                   "rejected 4", "duplicates 5", "given up 6"):  # fmt: skip
         assert piece in words, piece
     # (0·40 + 1·60 + 4·20) / 120
-    assert "staleness 1.17, at most 4" in words
+    assert "staleness 1.17 (≤ 4)" in words
     rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "task 17" in rows["ada"] and "12 s" in rows["ada"]
     assert "silent" in rows["ben"] and "4 min" in rows["ben"]

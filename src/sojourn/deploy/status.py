@@ -112,7 +112,7 @@ def _facts(snapshot: Mapping[str, Any]) -> list[list[str]]:
     if total:
         mean = sum(late * count for late, count in snapshot["staleness"]) / total
         most = max(late for late, count in snapshot["staleness"] if count)
-        facts.append(["Staleness", f"{number(mean, 3)}, at most {most}"])
+        facts.append(["Staleness", f"{number(mean, 3)} (≤ {most})"])
     if queue is not None:
         facts.append(["Queue", f"{int(queue):,}"])
     if privacy is not None:

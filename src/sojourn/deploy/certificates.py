@@ -44,10 +44,19 @@ def is_loopback(host: str) -> bool:
 
 def client_context(authority_pem: str | None) -> ssl.SSLContext:
     """What a worker trusts: this authority alone, or without one those of its system."""
+    if authority_pem is None:
+        return ssl.create_default_context()
     try:
+        if not authority_pem.strip():  # an empty one would mean the system's authorities
+            raise ValueError
         return ssl.create_default_context(cadata=authority_pem)
-    except ssl.SSLError:
+    except (ssl.SSLError, ValueError, TypeError):
         raise SojournError("the authority in the credentials is no certificate; ask for new credentials.") from None
+
+
+def authority_pem(tls: Tls) -> str:
+    """What workers need to trust the broker, for their credentials: the certificates of the file and nothing else."""
+    return "".join(_pem(certificate) for certificate in _certificates(tls.authority))
 
 
 # --- the run's own ---------------------------------------------------------------------------------------------------
@@ -172,13 +181,14 @@ def _general_name(host: str) -> x509.GeneralName:
 def given_certificates(certificate: Path, key: Path, authority: Path, hosts: Sequence[str] = ()) -> Tls:
     """The user's files, as they are: readable, made for each other, valid today, and for these hosts."""
     tls = Tls(certificate, key, authority)
-    _certificate(certificate), _private_key(key), _certificate(authority)  # each problem in its own sentence
+    trusting = client_context(authority_pem(tls))
+    if _private_key(key).public_key() != _certificate(certificate).public_key():
+        raise SojournError(f"{key} is not the key of {certificate}.")
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         serving.load_cert_chain(certificate, key)
-    except ssl.SSLError:
-        raise SojournError(f"{key} is not the key of {certificate}.") from None
-    trusting = client_context(authority.read_text("utf-8"))
+    except ssl.SSLError as error:
+        raise SojournError(f"{certificate} cannot be used: {error.reason or error}.") from None
     trusting.check_hostname = False
     _check_handshake(serving, trusting, tls, None)
     trusting.check_hostname = True
@@ -202,6 +212,8 @@ def _check_handshake(serving: ssl.SSLContext, trusting: ssl.SSLContext, tls: Tls
                 continue
             except ssl.SSLCertVerificationError as error:
                 raise SojournError(_sentence(error, tls, host)) from None
+            except ssl.SSLError as error:
+                raise SojournError(f"{tls.certificate} cannot be used: {error.reason or error}.") from None
 
 
 def _sentence(error: ssl.SSLCertVerificationError, tls: Tls, host: str | None) -> str:
@@ -227,8 +239,11 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _write(path: Path, certificate: x509.Certificate) -> None:
-    pem = certificate.public_bytes(serialization.Encoding.PEM)
-    write_atomically(path, lambda beside: beside.write_bytes(pem))
+    write_atomically(path, lambda beside: beside.write_text(_pem(certificate)))
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def _read(path: Path) -> bytes:
@@ -240,8 +255,12 @@ def _read(path: Path) -> bytes:
 
 def _certificate(path: Path) -> x509.Certificate:
     """The first of the file; others may follow that lead to an authority."""
+    return _certificates(path)[0]
+
+
+def _certificates(path: Path) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificate(_read(path))
+        return x509.load_pem_x509_certificates(_read(path))
     except ValueError:
         raise SojournError(f"{path} holds no certificate in PEM.") from None
 

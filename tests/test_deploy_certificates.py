@@ -164,21 +164,29 @@ def spoil(what: str) -> Callable[[Tls], object]:
         "damaged": lambda tls: tls.certificate.write_text("-----BEGIN CERTIFICATE-----\nAAAA"),
         "another key": lambda tls: tls.key.write_bytes(other),
         "self-made": lambda tls: tls.certificate.write_bytes(tls.authority.read_bytes()),
+        "of another authority": lambda tls: _exchange(tls, own_certificates(tls.key.parent / "elsewhere", HOSTS)),
     }[what]
+
+
+def _exchange(tls: Tls, other: Tls) -> None:
+    tls.certificate.write_bytes(other.certificate.read_bytes())
+    tls.key.write_bytes(other.key.read_bytes())
 
 
 @pytest.mark.parametrize(
     ("what", "hosts", "later"),
     [("nothing", HOSTS, 380), ("nothing", HOSTS, 500), ("nothing", ["new.example"], 0), ("no certificate", HOSTS, 0),
-     ("no key", HOSTS, 0), ("damaged", HOSTS, 0), ("another key", HOSTS, 0), ("self-made", HOSTS, 0)],
+     ("no key", HOSTS, 0), ("damaged", HOSTS, 0), ("another key", HOSTS, 0), ("self-made", HOSTS, 0),
+     ("of another authority", HOSTS, 0)],
 )  # fmt: skip
 def test_what_no_longer_serves_is_renewed_and_workers_need_nothing_new(
     what: str, hosts: list[str], later: float, tmp_path: Path
 ) -> None:
     begun = NOW - days(later)  # so that what is renewed is good today
     first = own_certificates(tmp_path, HOSTS, begun)
-    old, authority = contents(first)
+    authority = first.authority.read_text()
     spoil(what)(first)
+    old = first.certificate.read_text() if first.certificate.exists() else ""
     renewed = own_certificates(tmp_path, hosts, NOW)
     assert contents(renewed)[0] != old and contents(renewed)[1] == authority
     given_certificates(renewed.certificate, renewed.key, first.authority, hosts)  # by a handshake

@@ -120,5 +120,8 @@ def test_rounds_have_no_staleness_and_a_private_run_says_what_it_gave_away() -> 
 
 
 def test_before_anything_happened_there_is_nothing_to_show_and_nothing_breaks() -> None:
-    text = shown(snapshot(0, status="waiting", metrics=[], workers=[], staleness=[], throughput=[], phase=""))
+    told = snapshot(0, status="waiting", metrics=[], workers=[], staleness=[], throughput=[], phase="")
+    text = shown(told)
+    assert "uploads per second –" in text and "staleness –" in text
+    assert [name for name, _ in describe(told)["facts"]] == [name for name, _ in describe(snapshot())["facts"]]
     assert "Waiting." in text and "No worker is expected." in text and "loss" not in text

@@ -89,7 +89,7 @@ def test_the_terminal_shows_progress_losses_staleness_queue_and_every_worker(wid
                   "rejected 4", "duplicates 5", "given up 6"):  # fmt: skip
         assert piece in words, piece
     # (0·40 + 1·60 + 4·20) / 120
-    assert "staleness 1.17, at most 4" in words
+    assert "staleness 1.17 (≤ 4)" in words
     rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "task 17" in rows["ada"] and "12 s" in rows["ada"]
     assert "silent" in rows["ben"] and "4 min" in rows["ben"]
@@ -120,5 +120,8 @@ def test_rounds_have_no_staleness_and_a_private_run_says_what_it_gave_away() -> 
 
 
 def test_before_anything_happened_there_is_nothing_to_show_and_nothing_breaks() -> None:
-    text = shown(snapshot(0, status="waiting", metrics=[], workers=[], staleness=[], throughput=[], phase=""))
+    told = snapshot(0, status="waiting", metrics=[], workers=[], staleness=[], throughput=[], phase="")
+    text = shown(told)
+    assert "uploads per second –" in text and "staleness –" in text
+    assert [name for name, _ in describe(told)["facts"]] == [name for name, _ in describe(snapshot())["facts"]]
     assert "Waiting." in text and "No worker is expected." in text and "loss" not in text

@@ -8,7 +8,7 @@ characters that could steer a terminal or turn the direction of the text are rep
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,20 +104,30 @@ _COUNTS = (("Rejected", "rejected"), ("Duplicates", "duplicates"), ("Given up", 
 
 
 def _facts(snapshot: Mapping[str, Any]) -> list[list[str]]:
+    """The same ones from the start, so that nothing moves when the first numbers come."""
     run, queue, privacy = snapshot["run"], snapshot["queue"], snapshot["privacy"]
-    facts = [["Version", f"{int(run['version']):,}"], ["Time", duration(_whole(run["now"] - run["started"]))]]
-    if snapshot["throughput"]:
-        facts.append([f"{run['unit'].capitalize()} per second", number(float(snapshot["throughput"][-1][1]), 3)])
-    total = sum(count for _, count in snapshot["staleness"])
-    if total:
-        mean = sum(late * count for late, count in snapshot["staleness"]) / total
-        most = max(late for late, count in snapshot["staleness"] if count)
-        facts.append(["Staleness", f"{number(mean, 3)}, at most {most}"])
+    rate = snapshot["throughput"][-1][1] if snapshot["throughput"] else None
+    facts = [
+        ["Version", f"{int(run['version']):,}"],
+        ["Time", duration(_whole(run["now"] - run["started"]))],
+        [f"{run['unit'].capitalize()} per second", number(_number(rate), 3)],
+    ]
+    if run["mode"] != "rounds":
+        facts.append(["Staleness", _staleness(snapshot["staleness"])])
     if queue is not None:
         facts.append(["Queue", f"{int(queue):,}"])
     if privacy is not None:
-        facts.append(["Privacy", f"ε = {number(privacy['epsilon'], 3)}, δ = {number(privacy['delta'], 2)}"])
+        facts.append(["Privacy", f"ε = {number(_number(privacy['epsilon']), 3)}, δ = {number(privacy['delta'], 2)}"])
     return facts
+
+
+def _staleness(counts: Sequence[Sequence[int]]) -> str:
+    """The mean over uploads, and the most."""
+    total = sum(count for _, count in counts)
+    if not total:
+        return NONE
+    mean = sum(late * count for late, count in counts) / total
+    return f"{number(mean, 3)} (≤ {max(late for late, count in counts if count)})"
 
 
 def _last_metrics(snapshot: Mapping[str, Any]) -> list[list[str]]:

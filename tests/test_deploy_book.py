@@ -62,7 +62,9 @@ def played(federation: Federation, method: Any, place: Path, uploads: int, kille
 
 
 @pytest.mark.parametrize("killed", [0.0, 0.2])
-@pytest.mark.parametrize("method", [FedAsync(0.05, 3, mixing=0.5), FedBuff(0.05, 3, buffer_size=3)], ids=["async", "buff"])
+@pytest.mark.parametrize(
+    "method", [FedAsync(0.05, 3, mixing=0.5), FedBuff(0.05, 3, buffer_size=3)], ids=["async", "buff"]
+)
 def test_the_log_replays_to_the_same_model(federation: Federation, method: Any, killed: float, tmp_path: Path) -> None:
     book = played(federation, method, tmp_path, 40, killed)
     trace = trace_of(read_log(tmp_path), CLIENTS, method.uploads_per_update())

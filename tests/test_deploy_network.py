@@ -54,7 +54,9 @@ class Home:
         self.creds: dict[str, Credentials] = {name: self.ring.invite(name) for name in NAMES}
         self.broker = Broker(place / "broker", "127.0.0.1", self.port)
         self.broker.configure(
-            configuration("127.0.0.1", self.port, place / "store", self.ring.server.public, self.ring.workers, None, 1 << 23)
+            configuration(
+                "127.0.0.1", self.port, place / "store", self.ring.server.public, self.ring.workers, None, 1 << 23
+            )
         )
         self.broker.start()
 
@@ -111,7 +113,7 @@ def test_a_run_over_the_broker_replays_to_the_same_model(home: Home, method: Any
 
 
 def test_a_model_beyond_the_limit_travels_in_chunks(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a large model would: here the limit is small. SCAFFOLD's first task brings the start in a parcel of its own."""
+    """As a large model would: here the limit is small. SCAFFOLD's first task brings the start in another parcel."""
     monkeypatch.setattr(parcels, "INLINE_BYTES", 1 << 10)
     monkeypatch.setattr(parcels, "_CHUNK_BYTES", 1 << 10)
     width = 2000
@@ -161,7 +163,8 @@ FORBIDDEN = [
     "$JS.API.STREAM.DELETE.tasks", "$JS.API.STREAM.PURGE.uploads", "$JS.API.STREAM.NAMES", "$JS.API.INFO",
     "$JS.API.CONSUMER.CREATE.tasks", "$JS.API.CONSUMER.MSG.NEXT.tasks.ben", "$JS.API.STREAM.MSG.GET.tasks",
     "$JS.ACK.tasks.ben.1.1.1.1.1", "$SYS.REQ.SERVER.PING", "anything", "$O.models.C.x", "$O.models.M.x", "$O.up-ben.C.x",
-    "$O.up-ben.M.x", "$JS.API.STREAM.MSG.GET.OBJ_up-ben", "$JS.API.DIRECT.GET.OBJ_up-ben",
+    "$O.up-ben.M.x",
+    "$JS.API.STREAM.MSG.GET.OBJ_up-ben", "$JS.API.DIRECT.GET.OBJ_up-ben",
     "$JS.API.STREAM.PURGE.OBJ_up-ben", "$JS.API.STREAM.PURGE.OBJ_models", "$JS.API.STREAM.DELETE.OBJ_up-ada",
     "$JS.API.CONSUMER.CREATE.OBJ_models", "$JS.API.CONSUMER.DURABLE.CREATE.tasks.ada", "$JS.API.STREAM.UPDATE.tasks",
     "$JS.API.STREAM.MSG.DELETE.uploads", "$JS.API.CONSUMER.DELETE.tasks.ada", "$JS.API.STREAM.CREATE.mine",

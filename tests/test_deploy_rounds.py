@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_contract import IN_ROUNDS, make, quick  # noqa: F401 - `quick` is for all tests here
 
 import sojourn as sj
 from sojourn.algorithms import ALGORITHMS, CELSGD, FedAsync, FedAvg, LocalSGD, Scaffold
@@ -17,6 +16,7 @@ from sojourn.deploy.book import AGAIN, DUPLICATE, HELD, Trips, read_log
 from sojourn.deploy.replay import difference
 from sojourn.deploy.rounds import InRounds, attendance
 from sojourn.deploy.rules import Rules
+from test_contract import IN_ROUNDS, make, quick  # noqa: F401 - `quick` is for all tests here
 
 CLIENTS, ROUNDS = 5, 4
 
@@ -43,7 +43,9 @@ class Workers:
         return up
 
 
-def played(make: Callable[[], InRounds], workers: Workers, present: Callable[[int], list[int]], killed: float) -> InRounds:
+def played(
+    make: Callable[[], InRounds], workers: Workers, present: Callable[[int], list[int]], killed: float
+) -> InRounds:
     """Until the end; answers come in any order, and the server is killed now and then, in the middle of a round too."""
     rng, book, now = np.random.default_rng(1), make(), 0.0
     while not book.over:

@@ -243,9 +243,7 @@ def invite_command(
 def join_command(
     url: Annotated[str, typer.Argument(metavar="URL", help="Of the broker: nats://HOST:PORT or tls://HOST:PORT.")],
     creds: Annotated[Path, typer.Option(metavar="FILE", help="Credentials made by sojourn invite.")],
-    data: Annotated[
-        str, typer.Option(metavar="MODULE:FUNCTION", help="Returns this worker's features and labels.")
-    ],
+    data: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Returns this worker's features and labels.")],
     memory: Annotated[
         Path | None, typer.Option(help="Where to keep what must be remembered. Default: beside the credentials.")
     ] = None,

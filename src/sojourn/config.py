@@ -1,8 +1,8 @@
 """Configs: names and numbers only, validated in one place, with sentences for what is wrong. Nothing is built here.
 
 A run is described by tables: [problem], where it takes data also [data], [partition] and [model], one [algorithm] or
-several [[algorithm]], [run], [engine], on real machines [deploy]. What a table may hold is read off the registries: the options of a method are
-its fields, those of a problem, partition, model or data set its keyword arguments.
+several [[algorithm]], [run], [engine], on real machines [deploy]. What a table may hold is read off the registries:
+the options of a method are its fields, those of a problem, partition, model or data set its keyword arguments.
 """
 
 import copy

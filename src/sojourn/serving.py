@@ -1,8 +1,8 @@
 """From a config to a deployment: `serve` conducts a run on real machines, `join` takes part in one.
 
-A run has one directory: the config, keys, the broker's files and storage, the book and its log, the status; a server that
-was killed is started again with the same command and goes on. A worker needs its credentials and a function that returns
-its data; the method, its numbers and the model come from the server as names and numbers, never as code.
+A run has one directory: the config, keys, the broker's files and storage, the book and its log, the status; a server
+that was killed is started again with the same command and goes on. A worker needs its credentials and a function that
+returns its data; the method, its numbers and the model come from the server as names and numbers, never as code.
 """
 
 import asyncio
@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sojourn.algorithms import ALGORITHMS, Algorithm
 from sojourn.config import Config, build_algorithm, to_toml, validate
+from sojourn.core.compilation import use_compilation_cache
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.files import write_atomically
@@ -96,6 +98,7 @@ def serve(
 
 
 def _use_precision(config: Config) -> None:
+    use_compilation_cache()
     jax.config.update("jax_enable_x64", config.run.precision == "float64")  # for all threads, unlike the context
 
 
@@ -106,7 +109,9 @@ def _prepared(config: Config) -> tuple[Federation, Algorithm, dict[str, Any]]:
     part, mode = config.algorithms[0], config.deploy.mode
     asynchronous = ALGORITHMS[part.name].cls.asynchronous
     if mode != "auto" and (mode == "asynchronous") != asynchronous:
-        needs = "takes uploads one by one as they come" if asynchronous else "needs the answers of a whole round at once"
+        needs = (
+            "takes uploads one by one as they come" if asynchronous else "needs the answers of a whole round at once"
+        )
         raise SojournError(f'deploy.mode = "{mode}" does not fit "{part.name}", which {needs}; leave it out.')
     for name in ("min_reports", "deadline", "over_selection") if asynchronous else ("concurrency", "max_staleness"):
         if getattr(config.deploy, name):
@@ -116,8 +121,8 @@ def _prepared(config: Config) -> tuple[Federation, Algorithm, dict[str, Any]]:
         raise SojournError("samples cannot change hands between machines; leave partition.redeal out.")
     if config.model is not None and hasattr(MODELS.get(config.model.name), "outline"):
         raise SojournError(
-            f'model "{config.model.name}" makes its start together with the clients, which is not deployed yet; make it in '
-            "the simulator, or take another model."
+            f'model "{config.model.name}" makes its start together with the clients, which a deployment '
+            "does not do; take another model."
         )
     federation = build_federation(config)
     settled, notes = tuned(part, federation, config)
@@ -143,9 +148,7 @@ def _alone_in(run: Path) -> Iterator[None]:
 def _keep_config(config: Config, run: Path) -> None:
     path, text = run / CONFIG_FILE, to_toml(config.tables)
     if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise SojournError(
-            f"{run} holds a run with another config; go on with {path}, or give another --out."
-        )
+        raise SojournError(f"{run} holds a run with another config; go on with {path}, or give another --out.")
     write_atomically(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
@@ -196,7 +199,11 @@ def _welcome(config: Config, federation: Federation, algorithm: Algorithm) -> di
     part = config.algorithms[0]
     options = {name: value for name, value in describe(algorithm).items() if name in part.options}
     tables = {name: table for name, table in config.tables.items() if name in ("problem", "model", "data", "run")}
-    tables["algorithm"] = {"name": part.name, "label": part.label, **{k: v for k, v in options.items() if v is not None}}
+    tables["algorithm"] = {
+        "name": part.name,
+        "label": part.label,
+        **{k: v for k, v in options.items() if v is not None},
+    }
     shape: dict[str, Any] = {}
     if PROBLEMS[config.problem.name].takes_data and not PROBLEMS[config.problem.name].takes_text:
         data = load_data(config)
@@ -390,7 +397,7 @@ async def _take_part(
 
 def _samples(client: Client) -> int:
     objective = client.federation.clients.objective
-    return max(1, int(objective.num_samples(objective.open(np.zeros((), np.int32)))))
+    return max(1, int(objective.num_samples(objective.open(jnp.zeros((), jnp.int32)))))
 
 
 def _client(welcome: Mapping[str, Any], name: str, data: str, place: Path) -> Client:
@@ -420,7 +427,9 @@ def _federation_of(config: Config, shape: Mapping[str, Any], given: Any, data: s
         raise SojournError(f"{data} returns a {type(given).__name__}; expected features and labels, or a federation.")
     x, y = (np.asarray(part) for part in given)
     if list(x.shape[1:]) != shape["inputs"]:
-        raise SojournError(f"{data} returns samples of shape {x.shape[1:]}; the server's have {tuple(shape['inputs'])}.")
+        raise SojournError(
+            f"{data} returns samples of shape {x.shape[1:]}; the server's have {tuple(shape['inputs'])}."
+        )
     pixels = Pixels(tuple(shape["mean"]), tuple(shape["std"])) if "mean" in shape and x.dtype == np.uint8 else None
     private = Dataset(data, x, y, x[:1], y[:1], shape["classes"], pixels, complete=False)
     return federation_on(config, private, [np.arange(len(private.y_train))])
@@ -429,4 +438,3 @@ def _federation_of(config: Config, shape: Mapping[str, Any], given: Any, data: s
 def memory_place(creds: Path) -> Path:
     """Where a worker keeps what it remembers: beside its credentials."""
     return creds.with_name(f"{creds.stem}-memory")
-

@@ -78,8 +78,17 @@ class OneByOne(Book):
         self.memories[client] = number
         told = {name: float(value) for name, value in self.algorithm.told(context).items()}
         told = {"weight": told.pop("mixing_weight", 1.0), **told}
-        self._fresh.append({"event": APPLIED, **row, "applied": self.applied, "norm": size, "moved": moved,
-                            "seconds": round(self.seconds, 3), **told})
+        self._fresh.append(
+            {
+                "event": APPLIED,
+                **row,
+                "applied": self.applied,
+                "norm": size,
+                "moved": moved,
+                "seconds": round(self.seconds, 3),
+                **told,
+            }
+        )
         return APPLIED
 
 
@@ -92,6 +101,6 @@ def trace_of(log: Sequence[dict[str, Any]], num_clients: int, uploads_per_update
             tasks[row["number"]] = {
                 "client": row["client"], "dispatched": float(time), "applied": float(len(log)), "fate": UNFINISHED,
             }  # fmt: skip
-        else:
+        elif row["event"] in fates:
             tasks[row["number"]] |= {"applied": float(time), "fate": fates[row["event"]]}
     return Trace(pd.DataFrame([tasks[number] for number in sorted(tasks)]), num_clients, uploads_per_update)

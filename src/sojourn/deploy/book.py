@@ -1,9 +1,9 @@
 """The server's book: which tasks are out, which uploads were applied, and the model that contains them.
 
-Pure of any network, so that it can be tested by itself. An upload is applied at most once: the book knows the tasks that
-are out, takes an answer to one of them, and strikes it off; any other answer is a duplicate, too late or forged. `commit`
-makes all that was applied since the last one durable, the log first and then the state, in one file that is replaced
-whole: after a kill the book is as it was at a commit, and what came since is delivered again.
+Pure of any network, so that it can be tested by itself. An upload is applied at most once: the book knows the tasks
+that are out, takes an answer to one of them, and strikes it off; any other answer is a duplicate, too late or forged.
+`commit` makes all that was applied since the last one durable, the log first and then the state, in one file that is
+replaced whole: after a kill the book is as it was at a commit, and what came since is delivered again.
 
 A task is numbered, and its randomness depends on the task, or on its round, and its client alone: done twice it gives
 the same upload. Two books follow this one: `asynchronous` takes uploads one by one, `rounds` many at a time.
@@ -34,6 +34,7 @@ from sojourn.engine.rounds import divergence_limit
 
 LOG_FILE, BOOK_FILE = "applied.jsonl", "book.npz"
 HANDED_OUT, APPLIED, DUPLICATE, TOO_STALE = "handed out", "applied", "duplicate", "too stale"
+REJECTED = "rejected"
 HELD, AGAIN = "held", "again"  # of rounds: taken, and in the model once the round closes; delivered a second time
 
 
@@ -89,6 +90,7 @@ class Book(abc.ABC):
         self.applied = self.next_task = self.given_up = 0
         self.out: dict[int, Task] = {}
         self.memories = [-1] * self.num_clients  # the last task of each client that was applied
+        self.rejected = [0] * self.num_clients  # uploads of each that could not be used
         self.samples: list[int | None] = [None] * self.num_clients  # as the workers told them
         self.seconds = 0.0  # of all servers of this run together
         self.metrics: list[dict[str, float]] = []
@@ -173,6 +175,12 @@ class Book(abc.ABC):
     def take(self, number: int, client: int, up: Any, size: float = 0.0, worker: str = "") -> str:
         """Takes an upload if its task is out: says what became of it. `size` is its norm, for the log."""
 
+    def reject(self, client: int, why: str, worker: str = "") -> int:
+        """Notes an upload that cannot be used; returns how many there were of this client."""
+        self.rejected[client] += 1
+        self._fresh.append({"event": REJECTED, "client": client, "worker": worker, "why": why})
+        return self.rejected[client]
+
     def close(self, now: float) -> bool:
         """Rounds: makes the next model if all that is waited for has come."""
         return False
@@ -203,6 +211,7 @@ class Book(abc.ABC):
             "applied": self.applied, "next_task": self.next_task, "memories": self.memories, "seconds": self.seconds,
             "out": [dataclasses.asdict(task) for task in self.out.values()], "metrics": self.metrics,
             "diverged": self.diverged, "given_up": self.given_up, "samples": self.samples,
+            "rejected": self.rejected,
         }  # fmt: skip
 
     def _load(self) -> None:
@@ -211,7 +220,7 @@ class Book(abc.ABC):
         self._open(json.loads(np.asarray(raw, np.uint8).tobytes()))
 
     def _open(self, book: dict[str, Any]) -> None:
-        for name in ("applied", "next_task", "memories", "seconds", "metrics", "diverged", "given_up"):
+        for name in ("applied", "next_task", "memories", "seconds", "metrics", "diverged", "given_up", "rejected"):
             setattr(self, name, book[name])
         for client, number in enumerate(book["samples"]):
             if number is not None:

@@ -199,11 +199,11 @@ async def connected(url: str, user: str, seed: str, tls: ssl.SSLContext | None, 
             refused.set()
 
     connection = Connection()
+    options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "connect_timeout": 5}
     connecting = asyncio.ensure_future(
         connection.connect(
-            url, nkeys_seed_str=seed, inbox_prefix=inbox(user), tls=tls, name=user, error_cb=hear,
-            max_reconnect_attempts=-1, reconnect_time_wait=0.25, connect_timeout=5, allow_reconnect=True,
-        )  # fmt: skip
+            url, nkeys_seed_str=seed, inbox_prefix=inbox(user), tls=tls, name=user, error_cb=hear, **options
+        )
     )
     watching = asyncio.ensure_future(refused.wait())
     await asyncio.wait([connecting, watching], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -222,11 +222,11 @@ async def connected(url: str, user: str, seed: str, tls: ssl.SSLContext | None, 
     raise SojournError(f"no broker answers at {url} within {patience:.0f} s; is `sojourn serve` running?")
 
 
-async def lasting(call: Callable[[], Awaitable[Any]]) -> Any:
+async def lasting(call: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:
     """Until it works: a broker that is down comes back; one that closed the door does not."""
     while True:
         try:
-            return await call()
+            return await call(*arguments, **named)
         except nats.errors.MsgAlreadyAckdError:
             return None
         except nats.errors.ConnectionClosedError:

@@ -1,7 +1,7 @@
 """Keys: a pair for the server and one for every worker, made here, kept in files that only their owner can read.
 
-The server keeps the public halves of its workers and its own secret; a worker's secret is in its credentials file alone,
-which `invite` writes once and nobody keeps a copy of. Nothing here is ever printed or logged.
+The server keeps the public halves of its workers and its own secret; a worker's secret is in its credentials file
+alone, which `invite` writes once and nobody keeps a copy of. Nothing here is ever printed or logged.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """Messages beyond the broker's limit: they lie in its object store in chunks, and what is sent is where they lie.
 
-Models are put into one bucket, which only the server writes; every worker has a bucket of its own for its uploads, which
-nobody but it and the server can read. A bucket's size is limited: who would put more waits until something was taken
-away. A reader fetches chunk after chunk by plain requests, so it holds what it has and one chunk, it never gets more than
-it is ready for, and it needs no right to create anything.
+Models are put into one bucket, which only the server writes; every worker has a bucket of its own for its uploads,
+which nobody but it and the server can read. A bucket's size is limited: who would put more waits until something was
+taken away. A reader fetches chunk after chunk by plain requests, so it holds what it has and one chunk, it never gets
+more than it is ready for, and it needs no right to create anything.
 """
 
 import asyncio

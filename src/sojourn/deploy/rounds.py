@@ -2,8 +2,8 @@
 
 Who is asked is drawn as in the simulator; those of the draw who are absent are replaced by others who are there, and
 `over_selection` asks a few more than are needed. An exchange closes with the first `cohort` answers, or, after its
-deadline, with `min_reports` of them; late ones are not used. Answers are added up as they come, so a mean never holds more
-than two models, and they stay with the broker until the model that contains them is on disk.
+deadline, with `min_reports` of them; late ones are not used. Answers are added up as they come, so a mean never holds
+more than two models, and they stay with the broker until the model that contains them is on disk.
 """
 
 from collections.abc import Sequence
@@ -166,8 +166,8 @@ class InRounds(Book):
         """A worker that is not trusted: its answers are not waited for any more."""
         if self.algorithm.needs_everyone():
             raise SojournError(
-                f"{type(self.algorithm).__name__} is only right when everyone takes part, and client {client} sends what "
-                "cannot be used; the run cannot go on."
+                f"{type(self.algorithm).__name__} is only right when everyone takes part, and client {client} sends "
+                "what cannot be used; the run cannot go on."
             )
         self.excluded.add(client)
 
@@ -234,9 +234,7 @@ class InRounds(Book):
         for number in list(self.out):
             self.give_up(number, NOT_NEEDED)
         clients = list(self._reports)
-        self._fresh.append(
-            {"event": CLOSED, "round": self.round, "exchange": name, "clients": clients, "moved": moved}
-        )
+        self._fresh.append({"event": CLOSED, "round": self.round, "exchange": name, "clients": clients, "moved": moved})
 
     def _advance(self, who: Who, ids: list[int]) -> None:
         if who is Who.COHORT:

@@ -1,9 +1,9 @@
 """The server: hands out tasks, takes uploads in the order of the broker's queue, keeps the book, says how it is.
 
-After every batch of uploads: take, close what is complete, hand out, commit to disk, publish the new tasks, acknowledge
-the uploads that the model on disk contains. A kill between any two of these loses nothing: what was not committed is
-delivered again, what was committed and is delivered again is known as a duplicate, and tasks that were committed and not
-published start from the model in the book.
+After every batch of uploads: take, close what is complete, hand out, commit to disk, publish the new tasks,
+acknowledge the uploads that the model on disk contains. A kill between any two of these loses nothing: what was not
+committed is delivered again, what was committed and is delivered again is known as a duplicate, and tasks that were
+committed and not published start from the model in the book.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolic
 from nats.js.errors import NotFoundError
 
 from sojourn.deploy import parcels
-from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, Book, Task
+from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, Book, Task, read_log
 from sojourn.deploy.broker import TASKS, TROUBLE, UPLOADS, connected, inbox, lasting, task_subject
 from sojourn.deploy.rounds import InRounds
 from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, whole, words_of
@@ -80,7 +80,7 @@ class Server:
         for name in workers:
             self._enlist(name)
         self._evaluate, self._eval_every, self._roster, self._told = evaluate, eval_every, roster, told
-        self.rejected = self.duplicates = 0
+        self.duplicates = 0
         self.staleness: Counter[int] = Counter()
         self.arrivals: deque[float] = deque(maxlen=4096)
         self.queue = 0
@@ -90,10 +90,27 @@ class Server:
         self._held: list[Receipt] = []  # uploads that were taken and are not in a model on disk yet
         self._parcels: dict[str, str] = {}  # tasks' models by the task's number
         self._put: set[str] = set()
+        self._ended: float | None = None
+        self._recall()
+
+    def _recall(self) -> None:
+        """What servers before this one have counted."""
+        for row in read_log(self.book.place) if self.book.next_task else ():
+            worker = self.by_client.get(row.get("client", -1))
+            if row["event"] == APPLIED and worker is not None:
+                worker.applied += 1
+                worker.staleness = row["staleness"]
+                self.staleness[row["staleness"]] += 1
+
+    @property
+    def rejected(self) -> int:
+        return sum(self.book.rejected)
 
     def _enlist(self, name: str) -> None:
         if len(self.workers) < self.book.num_clients:
             worker = Worker(name, len(self.workers))
+            worker.rejected = self.book.rejected[worker.client]
+            worker.quarantined = worker.rejected >= self.rules.max_rejected
             self.workers[name] = self.by_client[worker.client] = worker
 
     @property
@@ -236,8 +253,7 @@ class Server:
         return jax.tree.unflatten(jax.tree.structure(shape), [jnp.asarray(a) for a in arrays]), size
 
     def _reject(self, worker: Worker, why: str) -> None:
-        self.rejected += 1
-        worker.rejected += 1
+        worker.rejected = self.book.reject(worker.client, why, worker.name)
         worker.last = f"rejected: {why}"
         if worker.rejected >= self.rules.max_rejected and not worker.quarantined:
             worker.quarantined = True
@@ -349,7 +365,7 @@ class Server:
             answer = {"refused": f"{worker.name} sent what could not be used and is asked no more."}
         else:
             refused = self._greet(worker, message.data)
-            answer = {**self.welcome, "client": worker.client, "over": self.book.over} if not refused else refused
+            answer = refused or {**self.welcome, "client": worker.client, "over": self.book.over}
         with contextlib.suppress(*TROUBLE):
             await message.respond(json.dumps(answer).encode())
 
@@ -407,7 +423,9 @@ class Server:
 
     def snapshot(self) -> dict[str, Any]:
         """How the run is, for people: plain values."""
-        now, book = time.time(), self.book
+        now, book = self._ended or time.time(), self.book
+        if self._ended is None and self.status in ("over", "diverged", "stopped"):
+            self._ended = now
         busy = {task.client: task for task in book.out.values() if not self._has_answered(task)}
         return {
             "format": 1,

@@ -1,9 +1,9 @@
 """What crosses the network: arrays and a few words, in the safetensors format, checked before anything is believed.
 
-A message is eight bytes that give the length of a JSON header, the header, and the arrays' bytes. The header names every
-array with its type, shape and place, and holds words under `__metadata__`; ours are `sojourn` (the format's version),
-`kind`, and what the kind needs. Nothing in a message is ever executed: no pickle, no names of classes or functions.
-`decode` compares all that a message says of itself with what is expected, and only then reads the numbers.
+A message is eight bytes that give the length of a JSON header, the header, and the arrays' bytes. The header names
+every array with its type, shape and place, and holds words under `__metadata__`; ours are `sojourn` (the format's
+version), `kind`, and what the kind needs. Nothing in a message is ever executed: no pickle, no names of classes or
+functions. `decode` compares all that a message says of itself with what is expected, and only then reads the numbers.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", 
 _NAMES = {name: short for short, name in _TYPES.items()}
 
 
-class Rejected(Exception):
+class Rejected(Exception):  # noqa: N818 - a verdict on a message, not a fault of ours
     """A message that is not what it should be; its words say why, and quote nothing of it."""
 
 

@@ -121,7 +121,9 @@ class Post:
                 break
             except TROUBLE:
                 if time.monotonic() > until:
-                    raise SojournError(f"the server at {self.url} does not answer; is `sojourn serve` running?") from None
+                    raise SojournError(
+                        f"the server at {self.url} does not answer; is `sojourn serve` running?"
+                    ) from None
                 await asyncio.sleep(0.5)
         if found.get("refused"):
             raise SojournError(str(found["refused"]))
@@ -188,7 +190,7 @@ async def _answered(post: Post, client: Client, message: Any) -> None:
         up = ()
     body = encode("upload", told, up)
     headers = {"Nats-Msg-Id": f"{post.name}-{number}"}
-    await lasting(lambda: post.stream.publish(upload_subject(post.name), body, headers=headers))
+    await lasting(post.stream.publish, upload_subject(post.name), body, headers=headers)
     await lasting(message.ack)
 
 
@@ -206,7 +208,7 @@ async def _read(post: Post, client: Client, data: bytes) -> tuple[Mapping[str, s
     for parcel, part in zip((words["parcel"], START), parts, strict=False):
         schema = Schema.of(part)
         limit = schema.num_bytes + parcels.INLINE_BYTES
-        content = await lasting(lambda parcel=parcel, n=limit: parcels.get(post.stream, parcels.MODELS, parcel, n))
+        content = await lasting(parcels.get, post.stream, parcels.MODELS, parcel, limit)
         leaves += decode(bytes(content), "model", frozenset(), schema)[1]
     return words, drawn, leaves
 

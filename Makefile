@@ -3,10 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint check format bench ledger clean
+.PHONY: demo demo-deploy test lint check format bench ledger clean
 
 demo: $(STAMP)  ## train on federated digits, compare four methods, write a report
 	$(BIN)/sojourn run digits --out runs/digits --force
+
+demo-deploy: $(STAMP)  ## one server and four workers as processes, two of them killed on the way
+	$(BIN)/python examples/deploy/demo.py
 
 test: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest

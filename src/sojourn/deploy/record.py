@@ -1,4 +1,4 @@
-"""A deployment as a history: the same table and manifest that a simulated run leaves, made from the book and its log."""
+"""A deployment as a history: the table and manifest that a simulated run leaves, made from the book and its log."""
 
 from collections.abc import Mapping
 from typing import Any

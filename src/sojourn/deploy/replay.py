@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,7 +43,7 @@ def _one_by_one(book: OneByOne, federation: Federation) -> Vec:
     if len(trace) != book.applied:
         raise SojournError(f"the log has {len(trace)} uploads and the book {book.applied}.")
     history = run(federation, book.algorithm, book.applied, trace=trace, seed=book.seed, progress=False)
-    return Vec(history.params)
+    return Vec(eqx.filter(history.params, eqx.is_inexact_array))
 
 
 def _in_rounds(book: InRounds, federation: Federation) -> Vec:

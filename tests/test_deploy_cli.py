@@ -1,0 +1,122 @@
+"""The commands of a deployment: one sentence for a mistake, secrets that stay secret, exit codes that are true."""
+
+import fcntl
+import json
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sojourn as sj
+from fieldwork import EXAMPLES, NAMES, Fieldwork
+from sojourn import cli
+from sojourn.config import to_toml
+from sojourn.deploy.keys import Credentials, Ring
+from test_cli import Command, command  # noqa: F401 - a fixture
+
+METHOD = {"name": "fedasync", "step_size": 0.1, "mixing": 0.5}
+
+
+def written(path: Path, **tables: Any) -> Path:
+    whole = {"problem": {"name": "logistic-regression", "batch_size": 5}, "algorithm": METHOD, **tables}
+    path.write_text(to_toml(whole))
+    return path
+
+
+def test_a_run_of_processes_ends_with_true_codes_and_secrets_stay_where_they_are(tmp_path: Path) -> None:
+    work = Fieldwork(tmp_path, ["run.rounds=6"], EXAMPLES / "scaffold.toml")
+    try:
+        work.start_all()
+        codes = {name: process.wait(180) for name, process in work.processes.items()}
+    finally:
+        work.close()
+    assert codes == dict.fromkeys(["server", *NAMES], 0), work.logs()
+    history = sj.load_history(work.run)
+    assert history.status == "ok" and history.last("round") == 6 and history.last("test_accuracy") > 0.5
+    assert list(history.table["participants"]) == [0, 4, 4, 4, 4, 4, 4]
+    assert (work.run / "report.html").exists() and work.audit()[1] < 1e-5
+    seeds = [Credentials.load(tmp_path / f"{name}.creds").seed for name in NAMES] + [Ring(work.run).server.seed]
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        if path.suffix == ".creds" or path.name == "keys.json":
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        else:
+            assert not any(seed.encode() in path.read_bytes() for seed in seeds), path
+    told = work.command("status", str(work.run)).stdout
+    assert "The run is over" in told and all(name in told for name in NAMES)
+
+
+def test_invitations(command: Command, tmp_path: Path) -> None:  # noqa: F811
+    assert "no deployment" in command.refused("invite", "ada")
+    run, creds = tmp_path / "run", tmp_path / "ada.creds"
+    answer = command("invite", "ada", "--run", run, "--out", creds)
+    assert answer.code == 0 and Credentials.load(creds).seed not in answer.out + answer.err
+    assert "was invited already" in command.refused("invite", "ada", "--run", run, "--out", tmp_path / "b.creds")
+    assert "never written over" in command.refused("invite", "ben", "--run", run, "--out", creds)
+    assert "no name for a worker" in command.refused("invite", "a.b", "--run", run)
+    assert command("invite", "ada", "--revoke", "--run", run).code == 0
+    assert Ring(run).workers == {} and Ring(run).names == ["ada"]  # its place is kept
+    users = tmp_path / "users.conf"
+    assert command("invite", "ada", "--run", run, "--out", tmp_path / "c.creds", "--users", users).code == 0
+    (server, worker) = json.loads(users.read_text())["authorization"]["users"]
+    assert "permissions" not in server and "sojourn.upload.ada" in worker["permissions"]["publish"]
+
+
+def test_joining(command: Command, tmp_path: Path) -> None:  # noqa: F811
+    creds, nowhere = tmp_path / "ada.creds", "nats://127.0.0.1:1"
+    assert "cannot read" in command.refused("join", nowhere, "--creds", creds, "--data", "json:loads")
+    creds.write_text("{}")
+    assert "holds no credentials" in command.refused("join", nowhere, "--creds", creds, "--data", "json:loads")
+    creds.unlink()
+    command("invite", "ada", "--run", tmp_path / "run", "--out", creds)
+    for data in ("json", "no_such_module:f", "json:nothing"):
+        assert data in command.refused("join", nowhere, "--creds", creds, "--data", data)
+    calm = ("--patience", "1")
+    assert "no broker answers" in command.refused("join", nowhere, "--creds", creds, "--data", "json:loads", *calm)
+
+
+@pytest.mark.parametrize(
+    ("tables", "why"),
+    [
+        ({"algorithm": [METHOD, {**METHOD, "label": "b"}]}, "one method"),
+        ({"deploy": {"mode": "rounds"}}, "one by one"),
+        ({"deploy": {"min_reports": 2, "deadline": 1.0}}, "is for rounds"),
+        ({"deploy": {"max_stale": 2}}, 'did you mean "max_staleness"'),
+        ({"deploy": {"timeout": 0}}, "does not fit"),
+        ({"deploy": {"min_workers": 11}}, "out of range"),
+        ({"partition": {"name": "iid", "redeal": "all"}}, "redeal"),
+        ({"problem": {"name": "own", "function": "json:loads"}}, "fails"),
+        ({"algorithm": {"name": "fedavg", "step_size": 0.1}, "deploy": {"concurrency": 2}}, "as they come"),
+        ({"algorithm": {"name": "fedavg", "step_size": 0.1}, "deploy": {"over_selection": 2}}, "out of range"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_starts(
+    tables: dict[str, Any], why: str, command: Command, tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    assert why in command.refused("serve", written(tmp_path / "a.toml", **tables), "--out", tmp_path / "run")
+    assert not (tmp_path / "run" / "keys.json").exists()
+
+
+def test_one_server_one_config_one_port(command: Command, tmp_path: Path) -> None:  # noqa: F811
+    file, run = written(tmp_path / "a.toml"), tmp_path / "run"
+    assert "HOST:PORT" in command.refused("serve", file, "--out", run, "--listen", "4222")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert "cannot listen" in command.refused("serve", file, "--out", run, "--listen", where)
+    assert "another config" in command.refused("serve", file, "--out", run, "--set", "run.seed=1")
+    with open(run / ".serve.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "at work" in command.refused("serve", file, "--out", run)
+    assert "all three" in command.refused("serve", file, "--out", run, "--key", "k.pem")
+
+
+def test_a_status_of_nothing_and_packages_that_are_missing(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    assert "no run of a server" in command.refused("status", tmp_path)
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    for words in (["status"], ["invite", "ada"], ["serve", "a.toml"], ["join", "u", "--creds", "c", "--data", "d:e"]):
+        assert "pip install 'sojourn[deploy]'" in command.refused(*words)

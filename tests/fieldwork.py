@@ -33,7 +33,11 @@ def free_port() -> int:
 class Fieldwork:
     """The processes of a run, by name; any of them can be killed and started again."""
 
-    def __init__(self, place: Path, changes: Sequence[str] = (), config: Path = EXAMPLES / "digits.toml") -> None:
+    def __init__(
+        self, place: Path, changes: Sequence[str] = (), config: Path = EXAMPLES / "digits.toml", tls: bool = False
+    ) -> None:
+        self.url = "tls://127.0.0.1" if tls else "nats://127.0.0.1"
+        self.host = "0.0.0.0" if tls else "127.0.0.1"
         self.place, self.run, self.port, self.changes, self.config = place, place / "run", free_port(), changes, config
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {**os.environ, "PYTHONWARNINGS": "default", "JAX_PLATFORMS": "cpu"}
@@ -54,10 +58,18 @@ class Fieldwork:
     def start(self, name: str) -> None:
         if name == "server":
             changes = [word for change in self.changes for word in ("--set", change)]
-            words = ["serve", str(self.config), "--out", str(self.run), "--listen", f"127.0.0.1:{self.port}", *changes]
+            words = [
+                "serve",
+                str(self.config),
+                "--out",
+                str(self.run),
+                "--listen",
+                f"{self.host}:{self.port}",
+                *changes,
+            ]
         else:
             creds = str(self.place / f"{name}.creds")
-            words = ["join", f"nats://127.0.0.1:{self.port}", "--creds", creds, "--data", "private_data:load"]
+            words = ["join", f"{self.url}:{self.port}", "--creds", creds, "--data", "private_data:load"]
         with open(self.place / f"{name}.txt", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*COMMAND, *words], cwd=EXAMPLES, env=self.environment, stdout=log, stderr=log

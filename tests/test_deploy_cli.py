@@ -26,7 +26,8 @@ def written(path: Path, **tables: Any) -> Path:
 
 
 def test_a_run_of_processes_ends_with_true_codes_and_secrets_stay_where_they_are(tmp_path: Path) -> None:
-    work = Fieldwork(tmp_path, ["run.rounds=6"], EXAMPLES / "scaffold.toml")
+    """Beyond loopback, so all of it is encrypted, with certificates that were made for it."""
+    work = Fieldwork(tmp_path, ["run.rounds=6"], EXAMPLES / "scaffold.toml", tls=True)
     try:
         work.start_all()
         codes = {name: process.wait(180) for name, process in work.processes.items()}
@@ -39,7 +40,9 @@ def test_a_run_of_processes_ends_with_true_codes_and_secrets_stay_where_they_are
     assert (work.run / "report.html").exists() and work.audit()[1] < 1e-5
     seeds = [Credentials.load(tmp_path / f"{name}.creds").seed for name in NAMES] + [Ring(work.run).server.seed]
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
-        if path.suffix == ".creds" or path.name == "keys.json":
+        if path.suffix in (".creds", ".key") or path.name in ("keys.json", "broker.conf"):
+            secret = path.suffix == ".creds" or path.name == "keys.json"
+            assert secret or not any(seed in path.read_text() for seed in seeds)
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
         else:
             assert not any(seed.encode() in path.read_bytes() for seed in seeds), path

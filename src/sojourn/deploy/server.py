@@ -36,6 +36,7 @@ _LOST_AFTER = 15.0  # seconds without a sign of life
 _AGAIN_AFTER = 10.0  # seconds until the broker delivers again what was not acknowledged
 _HOLD_SECONDS = 4.0  # how often the broker is told that held uploads are in good hands
 _FAREWELL_SECONDS = 10.0
+_UPLOADS_WAITING = 8
 _MAX_HELLO = 1 << 12  # bytes
 
 
@@ -319,13 +320,19 @@ class Server:
     # --- streams and people --------------------------------------------------------------------------------------
 
     async def _make_streams(self) -> None:
-        for name, subject in ((TASKS, "sojourn.task.*"), (UPLOADS, "sojourn.upload.*")):
-            config = StreamConfig(
-                name=name, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE, storage=StorageType.FILE,
-                duplicate_window=120, discard=DiscardPolicy.OLD,
-            )  # fmt: skip
+        kept: dict[str, Any] = {
+            "retention": RetentionPolicy.WORK_QUEUE, "storage": StorageType.FILE, "duplicate_window": 120,
+        }  # fmt: skip
+        tasks = StreamConfig(  # a worker has one task at a time: a new one takes the place of one that was given up
+            name=TASKS, subjects=["sojourn.task.*"], max_msgs_per_subject=1, discard=DiscardPolicy.OLD, **kept
+        )
+        uploads = StreamConfig(  # nor can a worker fill the disk: so many of its uploads may wait
+            name=UPLOADS, subjects=["sojourn.upload.*"], max_msgs_per_subject=_UPLOADS_WAITING,
+            discard=DiscardPolicy.NEW, discard_new_per_subject=True, **kept,
+        )  # fmt: skip
+        for config in (tasks, uploads):
             try:
-                await self.stream.stream_info(name)
+                await self.stream.stream_info(config.name)
             except NotFoundError:
                 await self.stream.add_stream(config)
         await _consumer(self.stream, UPLOADS, SERVER, None, f"{inbox(SERVER)}.{UPLOADS}", 4 * self.book.num_clients)

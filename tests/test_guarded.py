@@ -235,6 +235,27 @@ def test_a_servers_key_is_folded_by_round_purpose_and_place(engine: str, quadrat
     np.testing.assert_allclose(run(quadratics, Tossing(), 3, engine=engine).params, expected, atol=1e-12)
 
 
+class TossingAlone(Tossing):
+    """The same, upload by upload."""
+
+    asynchronous: ClassVar[bool] = True
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return (Exchange(self.broadcast, self.local, self.aggregate),)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "reference"])
+def test_in_virtual_time_a_servers_key_is_folded_by_the_upload(engine: str, quadratics: Federation) -> None:
+    expected = np.zeros(4)
+    for upload in range(5):
+        key = server_key(jax.random.fold_in(root_key(0), upload), "local")
+        expected = expected + np.asarray(jax.random.normal(jax.random.split(key, 1)[0], (4,)))
+    trace = sj.traces.busy(6, 5, None, sj.traces.Work(1, 1, np.ones(6)))
+    np.testing.assert_allclose(
+        run(quadratics, TossingAlone(), 5, engine=engine, trace=trace).params, expected, atol=1e-12
+    )
+
+
 # --- privacy ----------------------------------------------------------------------------------------------------------
 
 

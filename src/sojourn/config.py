@@ -360,13 +360,16 @@ def _check_guards(config: Config) -> None:
         raise SojournError("[privacy] takes noise_multiplier, or epsilon to find it from: give one of them.")
     if private is not None and aggregation is not None and aggregation.options["clip"] is not None:
         raise SojournError("privacy.clip clips already; take aggregation.clip out.")
+    for key, value in ({} if private is None else private.model_dump()).items():
+        _check_size(f"privacy.{key}", value)
     for part in config.algorithms:
         if asks_theory(part):
             raise SojournError(
                 f'algorithm.{tuned_option(part.name)} = "{THEORY}": theory speaks of "{part.name}" without '
                 "[aggregation] and [privacy]; give a number."
             )
-        guard(config, build_algorithm(part), 1.0)  # of any size: only whether there is some matters here
+        with jax.enable_x64(config.run.precision == "float64"), np.errstate(over="ignore", under="ignore"):
+            guard(config, build_algorithm(part), 1.0)  # of any size: only whether there is some matters here
 
 
 def _check_together(config: Config) -> None:

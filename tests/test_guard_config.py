@@ -13,6 +13,7 @@ from sojourn.catalogue import entries
 from sojourn.config import build_algorithm, guard, validate
 from sojourn.core.errors import SojournError
 from sojourn.experiment import check_config, run_config, sweep_config
+from sojourn.report.runs import split
 from test_config import assert_one_sentence, classification, quadratic, sentence
 
 PRIVACY: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 2.0, "delta": 1e-3}
@@ -90,6 +91,9 @@ def test_guards_can_be_swept(tmp_path: Path) -> None:
     assert found[0] > 2 * found[1]
     ends = history.frame().groupby("privacy.noise_multiplier")["distance"].last()
     assert np.isfinite(ends).all() and ends.nunique() == 2
+    lengths = sweep_config(tables, ["run.rounds=2,8"], tmp_path / "lengths", progress=False)
+    told = [run.entry["privacy"]["epsilon"] for run in split(lengths)]
+    assert told[1] > 1.5 * told[0]
     rules = sweep_config(
         quadratic(problem={"name": "quadratic", "num_clients": 6}, run={"rounds": 4}),
         ["aggregation.name=mean,median,krum"], tmp_path / "rules", progress=False,

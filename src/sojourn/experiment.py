@@ -457,7 +457,10 @@ def _joined(parts: list[History]) -> History:
     manifest = dict(parts[0].manifest)
     if any(part.manifest.get(LABELS) != manifest.get(LABELS) for part in parts):
         manifest.pop(LABELS, None)
+    # theory's words are of the first part's federation; what others gave away is told all the same
+    private = [e for part in parts[1:] for e in part.manifest.get("settings", []) if "privacy" in e]
     manifest |= {
+        "settings": [*manifest.get("settings", []), *({key: e[key] for key in ("labels", "privacy")} for e in private)],
         "status": "stopped" if "stopped" in statuses else "ok" if "ok" in statuses else "diverged",
         "num_settings": first,
         "num_diverged": sum(part.manifest["num_diverged"] for part in parts),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sojourn import algorithms, data, models, online, partition, problems, theory, traces
+    from sojourn.algorithms import guarded
     from sojourn.core.errors import SojournError
     from sojourn.core.facts import Facts
     from sojourn.core.federation import Federation
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
     from sojourn.sweeping import sweep
 
 __all__ = [
-    "Facts", "Federation", "History", "SojournError", "algorithms", "data", "federation", "load_history", "models",
-    "online", "partition", "population", "problems", "render", "reproduce", "run", "sweep", "theory", "traces",
+    "Facts", "Federation", "History", "SojournError", "algorithms", "data", "federation", "guarded", "load_history",
+    "models", "online", "partition", "population", "problems", "render", "reproduce", "run", "sweep", "theory",
+    "traces",
 ]  # fmt: skip
 
 _HOMES = {
     "Facts": "core.facts", "Federation": "core.federation", "History": "history", "SojournError": "core.errors",
-    "federation": "problems", "load_history": "history", "population": "problems", "render": "report",
-    "reproduce": "recipes", "run": "driver", "sweep": "sweeping",
+    "federation": "problems", "guarded": "algorithms", "load_history": "history", "population": "problems",
+    "render": "report", "reproduce": "recipes", "run": "driver", "sweep": "sweeping",
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sojourn.algorithms import ALGORITHMS
+from sojourn.algorithms.aggregators import AGGREGATORS
 from sojourn.config import options_table
 from sojourn.data import DATASETS, TEXTS
 from sojourn.diagnostics.probes import PROBES
@@ -18,7 +19,7 @@ from sojourn.traces import AVAILABILITIES, CLOCKS, SCHEDULES
 
 ROOMS = (
     "algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "clocks", "availabilities",
-    "schedules", "probes", "recipes",
+    "schedules", "aggregators", "probes", "recipes",
 )  # fmt: skip
 
 
@@ -40,7 +41,8 @@ def entries(room: str) -> list[Entry]:
     registries: dict[str, dict[str, Any]] = {
         "algorithms": ALGORITHMS, "problems": PROBLEMS, "partitions": PARTITIONS | TEXT_PARTITIONS,
         "models": MODELS | LANGUAGE_MODELS, "datasets": DATASETS, "texts": TEXTS, "engines": ENGINES,
-        "clocks": CLOCKS, "availabilities": AVAILABILITIES, "schedules": SCHEDULES, "probes": PROBES,
+        "clocks": CLOCKS, "availabilities": AVAILABILITIES, "schedules": SCHEDULES, "aggregators": AGGREGATORS,
+        "probes": PROBES,
     }  # fmt: skip
     registry = registries[room]
     return [Entry(name, _summary(entry), options_table(room, name)) for name, entry in registry.items()]

@@ -319,7 +319,7 @@ def check(file: File, set_: Changes = None) -> None:
 
 Room = Literal[
     "algorithms", "problems", "partitions", "models", "datasets", "texts", "engines", "clocks", "availabilities",
-    "schedules", "probes", "recipes",
+    "schedules", "aggregators", "probes", "recipes",
 ]  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Configs: names and numbers only, validated in one place, with sentences for what is wrong. Nothing is built here.
 
 A run is described by tables: [problem], where it takes data also [data], [partition] and [model], one [algorithm] or
-several [[algorithm]], [run], [engine], on real machines [deploy]. What a table may hold is read off the registries:
-the options of a method are its fields, those of a problem, partition, model or data set its keyword arguments.
+several [[algorithm]], what stands around all of them ([aggregation], [privacy]), [run], [engine], on real machines
+[deploy]. What a table may hold is read off the registries: the options of a method are its fields, those of a problem,
+partition, model or data set its keyword arguments.
 """
 
 import copy
@@ -18,7 +19,9 @@ import numpy as np
 import tomli_w
 from pydantic import BaseModel, Field, create_model
 
-from sojourn.algorithms import ALGORITHMS, Algorithm
+from sojourn.algorithms import ALGORITHMS, Algorithm, guarded
+from sojourn.algorithms.aggregators import AGGREGATORS
+from sojourn.algorithms.guarded import PrivacyTable, aggregation_model
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.options import REQUIRED, Option, options_of
 from sojourn.core.signature import Table, checked, shown, signature_model
@@ -33,6 +36,7 @@ from sojourn.theory.step_sizes import TUNED_METHODS
 from sojourn.traces import AVAILABILITIES, CLOCKS, SCHEDULES
 
 TIME = ("clock", "delay", "availability", "schedule")  # the tables of virtual time
+GUARDS = ("aggregation", "privacy")  # the tables of what stands around every method
 THEORY: Literal["theory"] = "theory"  # as a step size: the one that theory recommends for the federation's facts
 _SMALLEST, _LARGEST = 1e-30, 1e12  # of a problem's real numbers: their fourth powers are still numbers
 
@@ -81,6 +85,9 @@ class Config:
     availability: Part | None = None
     schedule: Part | None = None  # of asynchronous methods
     deploy: Rules = dataclasses.field(default_factory=Rules)  # on real machines
+    # guards around every method; None where they are not asked for
+    aggregation: Part | None = None
+    privacy: PrivacyTable | None = None
 
 
 def load_config(path: Path | str, changes: Sequence[str] = ()) -> Config:
@@ -139,7 +146,7 @@ def validate(tables: Mapping[str, Any]) -> Config:
     """The one place where configs are checked."""
     if not isinstance(tables, Mapping):
         raise SojournError(f"a config is made of tables such as [problem] and [algorithm], not {shown(tables)}.")
-    known = ("problem", "data", "partition", "model", "algorithm", "run", "engine", *TIME, "deploy")
+    known = ("problem", "data", "partition", "model", "algorithm", "run", "engine", *TIME, *GUARDS, "deploy")
     for name in tables:
         if name not in known:
             raise unknown_name("table", name, known)
@@ -163,6 +170,10 @@ def validate(tables: Mapping[str, Any]) -> Config:
         tables={},
         deploy=checked("deploy", Rules, _dict("deploy", tables.get("deploy", {}))),
         **_time_parts(tables, any(ALGORITHMS[part.name].cls.asynchronous for part in algorithms)),
+        aggregation=_part("aggregation", tables, AGGREGATORS, aggregation_model, "mean")
+        if GUARDS[0] in tables
+        else None,
+        privacy=checked("privacy", PrivacyTable, _dict("privacy", tables["privacy"])) if GUARDS[1] in tables else None,
     )
     _check_together(config)
     return dataclasses.replace(config, tables=_tables(config))
@@ -225,6 +236,7 @@ def options_table(room: str, name: str) -> list[str]:
         "clocks": lambda: signature_model(CLOCKS[name]),
         "availabilities": lambda: signature_model(AVAILABILITIES[name]),
         "schedules": lambda: _schedule_model(SCHEDULES[name]),
+        "aggregators": lambda: aggregation_model(AGGREGATORS[name]),
         "probes": lambda: Table,  # a name in run.record, without options
     }
     fields = models[room]().model_fields
@@ -332,8 +344,40 @@ def build_algorithm(part: Part) -> Algorithm:
     return method.cls(**{**part.options, **method.settled})
 
 
+def guard(config: Config, algorithm: Algorithm, noise_multiplier: float | None) -> Algorithm:
+    """The method with the guards that the config puts around all of them."""
+    aggregation = {} if config.aggregation is None else dict(config.aggregation.options)
+    name = "mean" if config.aggregation is None else config.aggregation.name
+    if config.privacy is None:
+        return guarded(algorithm, name, **aggregation)
+    private = {"clip": config.privacy.clip, "noise_multiplier": noise_multiplier, "delta": config.privacy.delta}
+    return guarded(algorithm, name, **{**aggregation, **private})
+
+
+def _check_guards(config: Config) -> None:
+    """Whether every method can stand behind the guards, as far as that shows without the federation."""
+    if config.aggregation is None and config.privacy is None:
+        return
+    private, aggregation = config.privacy, config.aggregation
+    if private is not None and (private.noise_multiplier is None) == (private.epsilon is None):
+        raise SojournError("[privacy] takes noise_multiplier, or epsilon to find it from: give one of them.")
+    if private is not None and aggregation is not None and aggregation.options["clip"] is not None:
+        raise SojournError("privacy.clip clips already; take aggregation.clip out.")
+    for key, value in ({} if private is None else private.model_dump()).items():
+        _check_size(f"privacy.{key}", value)
+    for part in config.algorithms:
+        if asks_theory(part):
+            raise SojournError(
+                f'algorithm.{tuned_option(part.name)} = "{THEORY}": theory speaks of "{part.name}" without '
+                "[aggregation] and [privacy]; give a number."
+            )
+        with jax.enable_x64(config.run.precision == "float64"), np.errstate(over="ignore", under="ignore"):
+            guard(config, build_algorithm(part), 1.0)  # of any size: only whether there is some matters here
+
+
 def _check_together(config: Config) -> None:
     """What no table can know alone."""
+    _check_guards(config)
     for name in config.run.record:
         if name not in PROBES:
             raise unknown_name("run.record", name, PROBES)
@@ -361,12 +405,14 @@ def num_clients(config: Config) -> int:
 def _tables(config: Config) -> dict[str, Any]:
     """The whole config as plain tables, for TOML, which has no null."""
     tables: dict[str, Any] = {}
-    for name in ("problem", "data", "partition", "model", "engine", *TIME):
+    for name in ("problem", "data", "partition", "model", "engine", *TIME, "aggregation"):
         part = getattr(config, name)
         if part is not None:
             tables[name] = {"name": part.name, **_without_none(part.options)}
     entries = [{"name": p.name, "label": p.label, **_without_none(p.options)} for p in config.algorithms]
     tables["algorithm"] = entries if len(entries) > 1 else entries[0]
+    if config.privacy is not None:
+        tables["privacy"] = _without_none(config.privacy.model_dump())
     tables["run"] = _without_none(config.run.model_dump())
     if config.deploy != Rules():
         tables["deploy"] = _without_none(config.deploy.model_dump())

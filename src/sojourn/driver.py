@@ -20,12 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from sojourn.algorithms.base import Algorithm, Who
+from sojourn.algorithms.base import Algorithm, World
 from sojourn.core.compilation import use_compilation_cache
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.federation import Clients, Federation
 from sojourn.core.keys import root_key
-from sojourn.core.options import options_of
 from sojourn.diagnostics.probes import check_probes, with_probes
 from sojourn.engine import ENGINES, Engine, OneByOne, Replay, in_virtual_time
 from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
@@ -114,9 +113,9 @@ def make_job(
     if trace is not None:
         machine, cohort = in_virtual_time(machine, trace), 1
     if trace is None and cohort < federation.num_clients and algorithm.needs_everyone():
-        raise SojournError(
-            f"{type(algorithm).__name__} is only right when everyone takes part; leave participation out."
-        )
+        raise SojournError(f"{algorithm.title} is only right when everyone takes part; leave participation out.")
+    for home in worlds or [federation]:
+        algorithm.check(world_of(home, algorithm, cohort))
     num_settings = 1 if grid is None else grid[0] * grid[1]
     width = machine.width(federation, cohort, num_settings)
     several = [with_probes(world, algorithm, record).clients for world in worlds]
@@ -125,6 +124,14 @@ def make_job(
     plan = dataclasses.replace(plan, row_size=0 if trace else vector_size(algorithm, federation, plan))
     every = eval_every or max(1, rounds // 100)
     return Job(federation, clients, algorithm, rounds, machine, plan, every, trace, devices)
+
+
+def world_of(federation: Federation, algorithm: Algorithm, cohort: int) -> World:
+    """The federation as a method may know it."""
+    clients = federation.clients
+    redealt = clients.in_round(jax.random.key(0)) is not clients
+    alike = clients.counts_alike(algorithm.weighting)
+    return World(clients.num_clients, cohort, alike, federation.setup is not None, redealt)
 
 
 def stack_clients(several: Sequence[Clients]) -> tuple[Clients, tuple[bool, ...]]:
@@ -192,11 +199,11 @@ def run(
         federation, algorithm, rounds,
         engine=engine, participation=participation, eval_every=eval_every, record=record, trace=trace, devices=devices,
     )  # fmt: skip
-    label = label or type(algorithm).__name__
+    label = label or algorithm.title
     state = start(algorithm, federation, root_key(seed))
     if isinstance(job.engine, (Replay, OneByOne)):
         state = job.engine.begin(algorithm, state)
-    about = {"label": label, "seed": int(seed), "algorithm": describe(algorithm), **(notes or {})}
+    about = {"label": label, "seed": int(seed), "algorithm": algorithm.describe(), **(notes or {})}
     about["landmarks"] = find_landmarks(federation, algorithm)
     running = Running(job, state, about, config, None if out is None else Path(out), resume)
     with Display(label, rounds, progress) as display, stop_on_signal() as stopped:
@@ -207,17 +214,8 @@ def find_landmarks(federation: Federation, algorithm: Algorithm) -> dict[str, fl
     """Where theory says that the run will end, for its report; nothing where clients count unequally."""
     if not federation.clients.weighs_equally(algorithm.weighting):
         return {}
-    described = describe(algorithm)
     start_at = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(federation.x0)])
-    return landmarks(federation.facts, described, start_at.astype(float))
-
-
-def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """The class and its options, for the manifest; arrays of a sweep as lists."""
-    values = {name: getattr(algorithm, name) for name in options_of(type(algorithm))}
-    plain = {name: np.asarray(v).tolist() if isinstance(v, jax.Array) else v for name, v in values.items()}
-    plain = {name: v if isinstance(v, (str, int, float, list, type(None))) else str(v) for name, v in plain.items()}
-    return {"class": type(algorithm).__name__, **plain}
+    return landmarks(federation.facts, algorithm.describe(), start_at.astype(float))
 
 
 class Running:
@@ -398,9 +396,9 @@ class Running:
         """What the exchanges of an opening, a steady round or the closing send in all, by column."""
         algorithm = self.job.algorithm
         exchanges = {"opening": algorithm.opening, "steady": algorithm.exchanges, "closing": algorithm.closing}[part]()
-        sizes = {Who.ALL: self.job.federation.num_clients, Who.COHORT: self.job.plan.cohort, Who.ONE: 1, Who.FIRST: 1}
-        pairs = list(zip(exchanges, self._wires[part], strict=True))
-        return {name: sum(sizes[e.who] * getattr(wire, name) for e, wire in pairs) for name in WIRE_COLUMNS}
+        numbers = [e.who.number(self.job.federation.num_clients, self.job.plan.cohort) for e in exchanges]
+        pairs = list(zip(numbers, self._wires[part], strict=True))
+        return {name: sum(number * getattr(wire, name) for number, wire in pairs) for name in WIRE_COLUMNS}
 
     def _history(self, table: pd.DataFrame) -> History:
         manifest = {
@@ -421,8 +419,15 @@ class Running:
             **labels_entry(None if self.job.plan.stacked else self.job.federation.label_counts),
             **self._setup_entry(),
             **trace_entry(self.job.trace, int(self.state.round)),
+            **self._account(),
         }
         return History(table, manifest, label=self.about["label"], config=self.config, trace=self._trace_so_far())
+
+    def _account(self) -> dict[str, Any]:
+        if self.job.plan.grid is not None:
+            return {}  # of several settings: every one tells its own
+        world = world_of(self.job.federation, self.job.algorithm, self.job.plan.cohort)
+        return self.job.algorithm.account(world, int(self.state.round))
 
     def _setup_entry(self) -> dict[str, Any]:
         if self.job.plan.stacked:

@@ -18,7 +18,20 @@ import numpy as np
 import pandas as pd
 
 from sojourn.algorithms import ALGORITHMS, Algorithm
-from sojourn.config import Config, Part, asks_theory, build_algorithm, parse_value, set_value, shown, to_toml, validate
+from sojourn.algorithms.privacy import noise_for
+from sojourn.config import (
+    GUARDS,
+    Config,
+    Part,
+    asks_theory,
+    build_algorithm,
+    guard,
+    parse_value,
+    set_value,
+    shown,
+    to_toml,
+    validate,
+)
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.files import write_atomically
@@ -160,8 +173,7 @@ def _prepared(config: Config) -> tuple[Federation, list[dict[str, Any]]]:
     """The federation and, for every method, what `run` is to be given; each has been asked whether it can run."""
     federation, calls = build_federation(config), []
     for part in config.algorithms:
-        settled, notes = tuned(part, federation, config)
-        method = build_algorithm(settled)
+        method, notes = _method(part, federation, config)
         rounds, how = _played(config, federation, method)
         make_job(federation, method, rounds, **how)
         calls.append({"algorithm": method, "rounds": rounds, "notes": notes, **how})
@@ -189,6 +201,20 @@ def run_config(config: Config, out: Path, *, resume: bool = False, progress: boo
                 break
     _write_config(out, config.tables)
     return histories
+
+
+def _method(part: Part, federation: Federation, config: Config) -> tuple[Algorithm, dict[str, Any]]:
+    """A config's method, its step tuned and its guards around it, and notes for the manifest."""
+    settled, notes = tuned(part, federation, config)
+    method, private = build_algorithm(settled), config.privacy
+    noise = None if private is None else private.noise_multiplier
+    if private is not None and private.epsilon is not None:
+        cohort = cohort_size(config.run.participation, federation.num_clients)
+        noise = noise_for(
+            method, private.epsilon, private.delta, num_clients=federation.num_clients, rounds=config.run.rounds,
+            cohort=cohort,
+        )  # fmt: skip
+    return guard(config, method, noise), notes
 
 
 def tuned(part: Part, federation: Federation, config: Config) -> tuple[Part, dict[str, Any]]:
@@ -369,7 +395,7 @@ def _is_federation(key: str) -> bool:
 
 def _is_inner(key: str) -> bool:
     """Whether an axis can vary inside one program: a method's option, the seed or, when all fit, the federation."""
-    return key.startswith("algorithm.") or key == "run.seed"
+    return key.split(".")[0] in ("algorithm", *GUARDS) or key == "run.seed"
 
 
 def _sweep_method(
@@ -423,8 +449,7 @@ def _setting(label: str, point: dict[str, Any], config: Config, federation: Fede
     part = next(p for p in config.algorithms if p.label == label)
     labels = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in point.items()}
     labels.pop("run.seed", None)
-    settled, notes = tuned(part, federation, config)
-    method = build_algorithm(settled)
+    method, notes = _method(part, federation, config)
     rounds, how = _played(config, federation, method)
     timed = "trace" in how or "devices" in how
     told = ("trace", "devices", "participation", "eval_every")
@@ -442,7 +467,10 @@ def _joined(parts: list[History]) -> History:
     manifest = dict(parts[0].manifest)
     if any(part.manifest.get(LABELS) != manifest.get(LABELS) for part in parts):
         manifest.pop(LABELS, None)
+    # theory's words are of the first part's federation; what others gave away is told all the same
+    private = [e for part in parts[1:] for e in part.manifest.get("settings", []) if "privacy" in e]
     manifest |= {
+        "settings": [*manifest.get("settings", []), *({key: e[key] for key in ("labels", "privacy")} for e in private)],
         "status": "stopped" if "stopped" in statuses else "ok" if "ok" in statuses else "diverged",
         "num_settings": first,
         "num_diverged": sum(part.manifest["num_diverged"] for part in parts),

@@ -26,7 +26,6 @@ from sojourn.core.keys import root_key
 from sojourn.core.vec import size
 from sojourn.driver import (
     Running,
-    describe,
     engine_of,
     find_landmarks,
     make_job,
@@ -34,6 +33,7 @@ from sojourn.driver import (
     setup_entry,
     stack_leaves,
     stop_on_signal,
+    world_of,
 )
 from sojourn.engine import Engine
 from sojourn.engine.rounds import RunState, start
@@ -222,7 +222,7 @@ def _stacked(block: Block, rounds: int, out: Path | None, resume: bool, label: s
     start_one = lambda a, x, root: start(a, dataclasses.replace(federations[0], x0=x), root)  # noqa: E731
     states = jax.vmap(jax.vmap(start_one, in_axes=(0, None, None)), in_axes=(None, 0, 0))(algorithm, x0, roots)
     state = RunState(states.server, states.memory, jnp.zeros((), jnp.int32), roots)
-    about = {"label": label, "seed": sorted(set(seeds)), "algorithm": describe(algorithm)}
+    about = {"label": label, "seed": sorted(set(seeds)), "algorithm": algorithm.describe()}
     return Running(job, state, about, None, out, resume)
 
 
@@ -264,17 +264,20 @@ def _joined(join: Callable[[Sequence[jax.Array]], jax.Array], models: Sequence[A
     return eqx.combine(jax.tree.map(lambda *leaves: join(leaves), *arrays), rest[0])
 
 
-def _described(federation: Federation | None, settings: Sequence[Setting], cohort: int) -> list[dict[str, Any]]:
+def _described(
+    federation: Federation | None, settings: Sequence[Setting], cohort: int, rounds: int
+) -> list[dict[str, Any]]:
     """The settings' algorithms with what theory knows of starts and ends, once for all seeds; none of a large sweep."""
     distinct = {repr(sorted(setting.labels.items())): setting for setting in reversed(settings)}
     if len(distinct) > _MAX_DESCRIBED:
         return []
     found = []
     for setting in reversed(distinct.values()):
-        home, described = setting.federation or federation, describe(setting.algorithm)
+        home, method = setting.federation or federation, setting.algorithm
         assert home is not None
+        described, account = method.describe(), method.account(world_of(home, method, cohort), rounds)
         known = {"landmarks": find_landmarks(home, setting.algorithm), **setup_entry(home, described, cohort)}
-        found.append({"labels": setting.labels, "algorithm": described, **known, **setting.notes})
+        found.append({"labels": setting.labels, "algorithm": described, **known, **account, **setting.notes})
     return found
 
 
@@ -297,7 +300,7 @@ def _merge(
     params = _joined_params([history.params for _, history in parts], order)
     last = table.groupby("setting")["diverged"].last()
     manifest = dict(parts[-1][1].manifest)
-    for name in ("setup", "trace"):  # every setting has its own
+    for name in ("setup", "trace", "privacy"):  # every setting has its own
         manifest.pop(name, None)
     stopped = any(history.status == "stopped" for _, history in parts)
     manifest |= {
@@ -311,7 +314,7 @@ def _merge(
         "axes": {
             name: list(dict.fromkeys(setting.labels[name] for setting in settings)) for name in settings[0].labels
         },
-        "algorithm": {"class": type(settings[0].algorithm).__name__},
-        "settings": _described(federation, settings, manifest["cohort"]),
+        "algorithm": {"class": settings[0].algorithm.describe()["class"]},
+        "settings": _described(federation, settings, manifest["cohort"], manifest["rounds"]),
     }
     return History(table, manifest, params=params, label=label, config=config)

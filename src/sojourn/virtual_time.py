@@ -29,7 +29,7 @@ def gradients_per_visit(federation: Federation, algorithm: Algorithm, opening: b
     server, memory = jax.eval_shape(algorithm.init_server, federation.x0), one_memory(algorithm, federation.x0)
     exchanges = algorithm.opening() if opening else algorithm.exchanges()
     found = [gradients_of(exchange, federation.clients, server, memory) for exchange in exchanges]
-    usual = int(getattr(algorithm, "num_local_steps", 1))
+    usual = int(getattr(algorithm.plain(), "num_local_steps", 1))
     return [max(1, usual if number is None else number) for number in found]
 
 
@@ -38,7 +38,7 @@ def check_time(
     trace: Trace | None, devices: Devices | None,
 ) -> None:  # fmt: skip
     """Whether method, trace and devices fit each other; a sentence if not."""
-    name = type(algorithm).__name__
+    name = algorithm.title
     if not isinstance(trace, Trace | None) or not isinstance(devices, Devices | None):
         raise SojournError("a trace is made by sojourn.traces.busy or read_trace, devices by sojourn.traces.Devices.")
     if trace is None:

@@ -16,6 +16,7 @@ from sojourn.algorithms.fedavg import FedAvg
 from sojourn.algorithms.fedbuff import FedBuff
 from sojourn.algorithms.fedopt import FedOpt
 from sojourn.algorithms.fedprox import FedProx
+from sojourn.algorithms.guarded import Guarded, guarded
 from sojourn.algorithms.local_sgd import LocalSGD
 from sojourn.algorithms.mb_sarah import MBSARAH
 from sojourn.algorithms.mb_storm import MBSTORM
@@ -81,6 +82,6 @@ ALGORITHMS: dict[str, Method] = {
 
 __all__ = [
     "ACSA", "ALGORITHMS", "BVRLSGD", "CELGD", "CELSGD", "MBSARAH", "MBSTORM", "STEM", "Algorithm", "FedAMS", "FedAc",
-    "FedAsync", "FedAvg", "FedBuff", "FedLAMB", "FedOpt", "FedProx", "LocalACSA", "LocalSGD", "Method", "MimeLite",
-    "MimeMVR", "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SingleMachineSGD",
+    "FedAsync", "FedAvg", "FedBuff", "FedLAMB", "FedOpt", "FedProx", "Guarded", "LocalACSA", "LocalSGD", "Method",
+    "MimeLite", "MimeMVR", "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SingleMachineSGD", "guarded",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ Paper to code: L (step parameter) -> smoothness, mu -> strong_convexity, K -> nu
 In step t = 1, 2, …: alpha = 2/(t+1), gamma = 4 L/(t(t+1)). The answer is x_ag. With mu > 0 it is the one-stage method.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -80,6 +80,8 @@ class LocalACSA(Algorithm):
     strong_convexity: Any = real(0.0, symbol="mu", low=0.0)
     num_local_steps: int = count(10, symbol="K")
 
+    sends_models: ClassVar[bool] = True
+
     def init_server(self, x0: Vec) -> AcceleratedState:
         return AcceleratedState(x0, x0, jnp.zeros((), jnp.int32))
 
@@ -93,6 +95,9 @@ class LocalACSA(Algorithm):
 
         end = oracle.walk(step, down, self.num_local_steps, key, iterate=lambda state: state.x_ag)
         return ModelPair(end.x, end.x_ag), memory, {"drift": norm(end.x_ag - down.x_ag)}
+
+    def unchanged(self, down: AcceleratedState) -> ModelPair:
+        return ModelPair(down.x, down.x_ag)
 
     def aggregate(self, server: AcceleratedState, up: ModelPair, context: Context) -> AcceleratedState:
         return AcceleratedState(up.x, up.x_ag, server.t + self.num_local_steps)

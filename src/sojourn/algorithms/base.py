@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
+import numpy as np
 
 from sojourn.core.options import options_of
 from sojourn.core.oracle import Oracle
@@ -27,6 +28,10 @@ class Who(enum.Enum):
     COHORT = "cohort"  # the round's cohort: one draw per round, shared by all its COHORT exchanges
     ONE = "one"  # one client, drawn uniformly
     FIRST = "first"  # always client 0: methods that work on one machine
+
+    def number(self, num_clients: int, cohort: int) -> int:
+        """How many take part."""
+        return {Who.ALL: num_clients, Who.COHORT: cohort}.get(self, 1)
 
 
 class Known(eqx.Module):
@@ -48,6 +53,18 @@ class Context(eqx.Module):
     share: jax.Array | float = 1.0  # of the objective's weight that those who answered hold
     staleness: jax.Array | int = 0  # server updates since the answer's model was sent; 0 in synchronous rounds
     weights: jax.Array | None = None  # of the stacked answers, summing to one; only with reduce="stack"
+    key: jax.Array | None = None  # the server's own randomness for these answers, see `core.keys.server_key`
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """What a method is told of where it is to run, so that it can refuse what it cannot do there."""
+
+    num_clients: int
+    cohort: int
+    counts_alike: bool = True  # whether all answers weigh the same
+    made_together: bool = False  # whether the first model was made of what clients sent
+    redealt: bool = False  # whether samples change hands in every round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +77,9 @@ class Exchange:
     who: Who = Who.COHORT
     purpose: str = "local"
     reduce: str = "mean"  # "mean": aggregate gets the weighted mean of the answers; "stack": all of them
+    # The Up that changes nothing, from which an answer's length is measured: "zero" for differences and gradients, a
+    # function of Down where clients send models, "unknown" where there is none.
+    origin: Callable[[Any], Any] | str = "zero"
 
 
 class Algorithm(eqx.Module):
@@ -69,16 +89,41 @@ class Algorithm(eqx.Module):
     replaces it in the very first round, and again every `reopens_every` rounds; `closing` is run once after the last.
     """
 
-    weighting: ClassVar[str] = "objective"  # "objective": the federation's weights; "size": by number of samples
+    # how answers are weighed: "objective": by the federation's weights; "size": by number of samples; "equal": alike
+    weighting: ClassVar[str] = "objective"
     who: ClassVar[Who] = Who.COHORT
     reduce: ClassVar[str] = "mean"
     layerwise: ClassVar[bool] = False  # whether it matters how a model's numbers are divided into arrays
     asynchronous: ClassVar[bool] = False  # answers are taken one by one, as they come: needs a trace
+    sends_models: ClassVar[bool] = False  # clients answer with models, not with changes: `unchanged` is an Up
     plain_descent: ClassVar[bool] = False  # clients take plain gradient steps: its fixed point has a closed form
 
     def __check_init__(self) -> None:
         for name, (option, _) in options_of(type(self)).items():
             option.check(name, getattr(self, name))
+
+    @property
+    def title(self) -> str:
+        """What sentences and legends call it."""
+        return type(self).__name__
+
+    def plain(self) -> "Algorithm":
+        """The method itself, without what may be wrapped around it."""
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """The class and its options, for the manifest; arrays of a sweep as lists."""
+        values = {name: getattr(self, name) for name in options_of(type(self))}
+        plain = {name: np.asarray(v).tolist() if isinstance(v, jax.Array) else v for name, v in values.items()}
+        plain = {name: v if isinstance(v, (str, int, float, list, type(None))) else str(v) for name, v in plain.items()}
+        return {"class": type(self).__name__, **plain}
+
+    def check(self, world: World) -> None:
+        """Raises a sentence where the method cannot do in this world what it promises."""
+
+    def account(self, world: World, rounds: int) -> dict[str, Any]:
+        """What a manifest says of so many rounds in this world, beyond the options: a private method's epsilon."""
+        return {}
 
     def needs_everyone(self) -> bool:
         """Whether the method is only right when all clients take part in every round."""
@@ -106,11 +151,16 @@ class Algorithm(eqx.Module):
     def local(self, down: Any, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Any, Any, Info]:
         raise NotImplementedError
 
+    def unchanged(self, down: Any) -> Any:
+        """The Up of a client that did nothing, where clients send models; by default what they were sent."""
+        return down
+
     def aggregate(self, server: Any, up: Any, context: Context) -> Any:
         raise NotImplementedError
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(self.broadcast, self.local, self.aggregate, self.who, reduce=self.reduce),)
+        origin = self.unchanged if self.sends_models else "zero"
+        return (Exchange(self.broadcast, self.local, self.aggregate, self.who, reduce=self.reduce, origin=origin),)
 
     def opening(self) -> tuple[Exchange, ...]:
         """The first round's exchanges, where they differ in shape from the others; () when they do not."""

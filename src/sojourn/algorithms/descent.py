@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from sojourn.algorithms.base import Context, Exchange, Info, Who
 from sojourn.core.errors import SojournError
 from sojourn.core.keys import purpose_key
 from sojourn.core.oracle import Oracle
@@ -91,6 +92,10 @@ def descend_and_sum(
     return oracle.walk(step, (start, iterates), num_steps, key)
 
 
-def send_memory(down: Any, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Any, Any, dict[str, jax.Array]]:
-    """The local work of an exchange in which clients only send what they remember."""
-    return memory, memory, {}
+def closing_with(aggregate: Callable[[Any, IterateSum, Context], Any]) -> Exchange:
+    """The exchange at the end in which all clients only send the sums that they kept."""
+
+    def send_memory(down: Any, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Any, Any, Info]:
+        return memory, memory, {}
+
+    return Exchange(lambda server: (), send_memory, aggregate, Who.ALL, purpose="closing", origin="unknown")

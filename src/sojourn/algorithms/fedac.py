@@ -7,7 +7,7 @@ II: alpha = 3/(2 gamma mu) - 1/2, beta = (2 alpha^2 - 1)/(alpha - 1) (the author
 Both need alpha > 1. On a convex objective give the mu of a regularised one.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -34,6 +34,8 @@ class FedAc(Algorithm):
     strong_convexity: Any = positive(symbol="mu")
     num_local_steps: int = count(10, symbol="K")
     version: str = choice("I", ("I", "II"))
+
+    sends_models: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         numbers = (self.step_size, self.strong_convexity)

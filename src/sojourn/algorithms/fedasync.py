@@ -40,6 +40,7 @@ class FedAsync(Algorithm):
     min_local_steps: int | None = count(None, optional=True)
 
     asynchronous: ClassVar[bool] = True
+    sends_models: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_amounts(self)

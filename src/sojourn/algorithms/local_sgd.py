@@ -20,8 +20,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, Who
-from sojourn.algorithms.descent import IterateSum, descend, descend_and_sum, send_memory
+from sojourn.algorithms.base import Algorithm, Context, Exchange, Info
+from sojourn.algorithms.descent import IterateSum, closing_with, descend, descend_and_sum
 from sojourn.core.errors import SojournError
 from sojourn.core.options import choice, count, positive, real
 from sojourn.core.oracle import Oracle
@@ -80,7 +80,7 @@ class LocalSGD(Algorithm):
     def closing(self) -> tuple[Exchange, ...]:
         if self.output == "last":
             return ()
-        return (Exchange(lambda server: (), send_memory, self._take_sum, Who.ALL, purpose="closing"),)
+        return (closing_with(self._take_sum),)
 
     def answer(self, server: ServerState) -> Vec:
         return server.x if server.average is None else server.average

@@ -64,7 +64,8 @@ class MimeLite(_Mime):
     """MimeMVR without the control variate: one trip per round."""
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(lambda s: (s.x, s.x_before, s.m), self.local, self.aggregate),)
+        origin = lambda down: (down[0], down[0].zeros(), down[0].zeros())  # noqa: E731
+        return (Exchange(lambda s: (s.x, s.x_before, s.m), self.local, self.aggregate, origin=origin),)
 
     def local(self, down: Any, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Any, Any, Info]:
         x, x_before, m = down
@@ -86,7 +87,8 @@ class MimeMVR(_Mime):
     def exchanges(self) -> tuple[Exchange, ...]:
         gradients = Exchange(lambda s: (s.x, s.x_before), self.both_gradients, self.keep_gradients, purpose="gradients")
         # x and the model before were sent in the first exchange
-        walk = Exchange(lambda s: (Known(s.x), Known(s.x_before), s.m, s.c), self.local, self.aggregate)
+        sent = lambda s: (Known(s.x), Known(s.x_before), s.m, s.c)  # noqa: E731
+        walk = Exchange(sent, self.local, self.aggregate, origin=lambda down: down[0].content)
         return gradients, walk
 
     def both_gradients(

@@ -79,7 +79,12 @@ class OneClientWalks(RecursiveEstimate):
             server = dataclasses.replace(server, x=end, x_before=server.x)
             return server if candidate is None else _choose(server, candidate, num_steps)
 
-        return Exchange(broadcast, local, aggregate, Who.ONE, "walk")
+        def origin(down: Two) -> tuple[Vec, None]:
+            return (down.before.content if lean else down.before), None
+
+        # a candidate comes with a lot that decides over it: no length could bound that
+        bounded = origin if self.output == "last" else "unknown"
+        return Exchange(broadcast, local, aggregate, Who.ONE, "walk", origin=bounded)
 
 
 def _walk_and_choose(

@@ -114,7 +114,7 @@ def then_step(exchange: Exchange, step_size: Any) -> Exchange:
         server = exchange.aggregate(server, up, context)
         return dataclasses.replace(server, x=server.x - step_size * server.v, x_before=server.x)
 
-    return Exchange(exchange.broadcast, exchange.local, aggregate, exchange.who, exchange.purpose)
+    return dataclasses.replace(exchange, aggregate=aggregate)
 
 
 def recursion(grad: Callable[[Vec, Any], Vec], step_size: Any, forgetting: Any = 0.0) -> Callable[..., Any]:

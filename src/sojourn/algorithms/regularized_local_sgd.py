@@ -12,8 +12,8 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, Known, Who
-from sojourn.algorithms.descent import IterateSum, descend_and_sum, send_memory
+from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, Known
+from sojourn.algorithms.descent import IterateSum, closing_with, descend_and_sum
 from sojourn.core.options import count, positive
 from sojourn.core.oracle import Oracle
 from sojourn.core.vec import Vec, norm
@@ -62,7 +62,7 @@ class RegularizedLocalSGD(Algorithm):
         return ServerState(server.x + up, server.x0, server.average)
 
     def closing(self) -> tuple[Exchange, ...]:
-        return (Exchange(lambda server: (), send_memory, self._take_sum, Who.ALL, purpose="closing"),)
+        return (closing_with(self._take_sum),)
 
     def answer(self, server: ServerState) -> Vec:
         return server.average

@@ -23,6 +23,7 @@ class SingleMachineSGD(Algorithm):
     num_local_steps: int = count(10, symbol="K")
 
     who: ClassVar[Who] = Who.FIRST
+    sends_models: ClassVar[bool] = True
 
     def init_server(self, x0: Vec) -> ModelState:
         return ModelState(x0)

@@ -10,7 +10,7 @@ Paper to code: eta -> step_size; I -> num_local_steps; a -> momentum; the first 
 The server keeps the means before that step, so its model is the mean less step_size times the estimate.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -35,6 +35,8 @@ class STEM(Algorithm):
     step_size: Any = positive(symbol="eta")
     num_local_steps: int = count(10, symbol="I")
     momentum: Any = real(0.3, symbol="a", low=0.0, high=1.0)
+
+    sends_models: ClassVar[bool] = True
 
     def init_server(self, x0: Vec) -> ModelAndEstimate:
         return ModelAndEstimate(x0, x0.zeros())

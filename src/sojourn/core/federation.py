@@ -36,6 +36,15 @@ class Clients(eqx.Module):
     def oracle(self, client: jax.Array, tape: Tape | None = None) -> Oracle:
         return Oracle(self.objective, client, self.batch_size, tape)
 
+    def counted(self, weighting: str) -> jax.Array | None:
+        """What answers are weighed by, up to a factor; None: all alike."""
+        return {"size": self.sizes, "equal": None}.get(weighting, self.weights)
+
+    def counts_alike(self, weighting: str) -> bool:
+        """Whether all answers weigh the same in a method's mean, whatever the objective says."""
+        given = self.counted(weighting)
+        return given is None or bool(jnp.ptp(given) == 0)
+
     def weighs_equally(self, weighting: str = "objective") -> bool:
         """Whether every client counts alike, as theory assumes, in the objective and in the method's mean."""
         counted = (self.weights, self.sizes) if weighting == "size" else (self.weights,)

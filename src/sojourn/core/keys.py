@@ -25,6 +25,12 @@ def purpose_key(key: jax.Array, purpose: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(purpose.encode()))
 
 
+def server_key(round_key: jax.Array, purpose: str, number: int = 0) -> jax.Array:
+    """The server's key when it takes the answers of an exchange, the round's `number`-th. In virtual time an upload's
+    number takes the round's place."""
+    return jax.random.fold_in(purpose_key(purpose_key(round_key, "server"), purpose), number)
+
+
 def uniform_index(key: jax.Array, shape: tuple[int, ...], below: jax.Array | int) -> jax.Array:
     """Indices uniform on 0..below-1. One hash per index; the bias is at most below / 2**23."""
     u = jax.random.uniform(key, shape, jnp.float32)  # float32 in every precision: the same draws

@@ -145,7 +145,7 @@ def _pull(t: jax.Array, num_steps: int) -> jax.Array:
 
 def _shares(algorithm: Algorithm, clients: Clients) -> jax.Array:
     """The weights of the clients' answers when all take part."""
-    given = clients.sizes if algorithm.weighting == "size" else clients.weights
+    given = clients.counted(algorithm.weighting)
     if given is None:
         return jnp.full(clients.num_clients, 1 / clients.num_clients, jnp.result_type(float))
     return given / jnp.sum(given)

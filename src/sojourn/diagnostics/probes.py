@@ -73,8 +73,7 @@ def _check_known(name: str, probe: type[ModelProbe], federation: Federation, alg
                 f'"{federation.name}"; take it out, or give the fact.'
             )
     for option in probe.options:
-        if not hasattr(algorithm, option):
+        if not hasattr(algorithm.plain(), option):
             raise SojournError(
-                f'record = "{name}" needs a method with {option}, which {type(algorithm).__name__} does not have; '
-                "take it out."
+                f'record = "{name}" needs a method with {option}, which {algorithm.title} does not have; take it out.'
             )

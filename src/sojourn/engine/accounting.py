@@ -68,13 +68,13 @@ def check_messages(algorithm: Algorithm, exchange: Exchange, messages: tuple[Any
     """Refuses answers that cannot be averaged, and messages that count on what not all who take part can hold."""
     if exchange.reduce == "mean" and not all_floats(messages[1]):
         raise SojournError(
-            f"{type(algorithm).__name__} answers with whole numbers, which have no weighted mean; "
+            f"{algorithm.title} answers with whole numbers, which have no weighted mean; "
             'send floats, or declare reduce = "stack".'
         )
     if has_known(messages) and not may_know:
-        printed = ', or choose messages = "printed"' if "messages" in options_of(type(algorithm)) else ""
+        printed = ', or choose messages = "printed"' if "messages" in options_of(type(algorithm.plain())) else ""
         raise SojournError(
-            f"{type(algorithm).__name__} relies on what clients remember from the round before, so everyone "
+            f"{algorithm.title} relies on what clients remember from the round before, so everyone "
             f"must take part: leave participation out{printed}."
         )
 

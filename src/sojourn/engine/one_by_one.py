@@ -9,6 +9,7 @@ import numpy as np
 
 from sojourn.algorithms.base import Algorithm, Context
 from sojourn.core.federation import Clients
+from sojourn.core.keys import server_key
 from sojourn.core.vec import norm
 from sojourn.engine.reference import Reference
 from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, lost, visitor
@@ -41,9 +42,10 @@ class OneByOne(Reference):
                 jnp.asarray(int(uploads.task[number])),
             )  # fmt: skip
             memory = jax.tree.map(lambda a, new: a.at[client].set(new), memory, mine)  # noqa: B023
+            key = server_key(jax.random.fold_in(state.root, number), algorithm.exchanges()[0].purpose)
             context = Context(
                 jnp.asarray(number), clients.num_clients, 1, 1 / clients.num_clients,
-                jnp.asarray(int(uploads.staleness[number])),
+                jnp.asarray(int(uploads.staleness[number])), key=key,
             )  # fmt: skip
             server, told = _apply(algorithm, server, up, context)
             if self.trace.writes[number + 1] < self.trace.num_slots:

@@ -93,7 +93,7 @@ def play_one(
         up = jax.tree.map(lambda *a: jnp.stack(a), *ups)
         if exchange.reduce == "mean":
             up = jax.tree.map(functools.partial(_weighted_sum, weights), up)
-        context = context_of(algorithm, exchange, clients, ids, weights, state.round)
+        context = context_of(algorithm, exchange, clients, ids, weights, state.round, round_key, number)
         server = exchange.aggregate(server, up, context)
         answers.append(len(ids))
         info |= jax.tree.map(lambda *a: sum(a) / len(a), *news)

@@ -18,6 +18,7 @@ import numpy as np
 
 from sojourn.algorithms.base import Algorithm, Context
 from sojourn.core.federation import Clients, Federation
+from sojourn.core.keys import server_key
 from sojourn.core.vec import norm
 from sojourn.engine.compiled import Compiled
 from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, evaluate, lost, visitor
@@ -133,7 +134,8 @@ def _replay(
         server, buffers, gone = carry
         up, info, calls, wave = lane
         real = wave.number >= 0
-        context = Context(wave.number, clients.num_clients, 1, 1 / clients.num_clients, wave.staleness)
+        key = server_key(jax.random.fold_in(state.root, wave.number), exchange.purpose)
+        context = Context(wave.number, clients.num_clients, 1, 1 / clients.num_clients, wave.staleness, key=key)
         server = _either(real & ~gone, exchange.aggregate(server, up, context), server)  # one that diverged stays
         put = lambda a, b: jax.lax.dynamic_update_index_in_dim(a, b, wave.write, 0)  # noqa: E731
         buffers = jax.tree.map(put, buffers, exchange.broadcast(server))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, Who
 from sojourn.core.federation import Clients, Federation
-from sojourn.core.keys import purpose_key
+from sojourn.core.keys import purpose_key, server_key
 from sojourn.core.oracle import KINDS
 from sojourn.core.vec import Vec, norm
 from sojourn.diagnostics.round_probes import Seen, Trail, measure_round, new_tape, trail_of
@@ -148,12 +148,12 @@ def play_exchanges(
     answers: list[int] = []
     info: Info = {}
     seen: list[Seen] = []
-    for exchange in exchanges:
+    for number, exchange in enumerate(exchanges):
         ids = members(exchange.who, round_key, clients.num_clients, plan.cohort, exchange.purpose)
         weights = shares(algorithm, clients, ids)
         visit = visitor(exchange, clients, exchange.broadcast(server), round_key, record)
         up, memory, news, used, trail = visit_all(visit, exchange, memory, ids, weights, plan.width)
-        context = context_of(algorithm, exchange, clients, ids, weights, state.round)
+        context = context_of(algorithm, exchange, clients, ids, weights, state.round, round_key, number)
         server = exchange.aggregate(server, up, context)
         calls, info = calls + used, {**info, **news}
         answers.append(len(ids))
@@ -163,13 +163,9 @@ def play_exchanges(
     return server, memory, row
 
 
-def _weights(algorithm: Algorithm, clients: Clients) -> jax.Array | None:
-    return clients.sizes if algorithm.weighting == "size" else clients.weights
-
-
 def shares(algorithm: Algorithm, clients: Clients, ids: jax.Array) -> jax.Array:
     """The weights of the answers, summing to one over those taking part."""
-    given, number = _weights(algorithm, clients), len(ids)
+    given, number = clients.counted(algorithm.weighting), len(ids)
     if given is None or number == 1:
         return jnp.full(number, 1 / number, jnp.result_type(float))
     taken = given[ids]
@@ -177,13 +173,17 @@ def shares(algorithm: Algorithm, clients: Clients, ids: jax.Array) -> jax.Array:
 
 
 def context_of(
-    algorithm: Algorithm, exchange: Exchange, clients: Clients, ids: jax.Array, weights: jax.Array, round: jax.Array
-) -> Context:
-    given, number = _weights(algorithm, clients), len(ids)
+    algorithm: Algorithm, exchange: Exchange, clients: Clients, ids: jax.Array, weights: jax.Array, round: jax.Array,
+    round_key: jax.Array, place: int = 0,
+) -> Context:  # fmt: skip
+    """What the server knows of an exchange's answers; `place` is the exchange's in its round."""
+    given, number = clients.counted(algorithm.weighting), len(ids)
     everyone = number == clients.num_clients
     share = number / clients.num_clients if given is None or everyone else jnp.sum(given[ids]) / jnp.sum(given)
     stacked = weights if exchange.reduce == "stack" else None
-    return Context(round, clients.num_clients, number, share, weights=stacked)
+    return Context(
+        round, clients.num_clients, number, share, weights=stacked, key=server_key(round_key, exchange.purpose, place)
+    )
 
 
 Visit = Callable[[jax.Array, Any], tuple[Any, Any, Info, jax.Array, Trail | None]]

@@ -11,6 +11,7 @@ METRIC_TITLES = {
     "loss": "Training loss",
     "grad_norm": "Gradient norm",
     "drift": "Client drift",
+    "clipped": "Share of answers clipped",
     "consensus": "Consensus error",
     "consensus4": "Consensus error, fourth moment",
     "consensus_inside": "Consensus error inside the rounds",

@@ -69,7 +69,7 @@ def reaches(home: Federation, algorithm: FedLAMB, rounds: int, seed: int) -> tup
         after = jax.tree.leaves(trail.points)  # (members, steps, ...)
         lengths = _lengths([jnp.concatenate([a, b[:, :-1]], 1) for a, b in zip(first, after, strict=True)])
         moved = _lengths([b[:, -1:] - a for a, b in zip(first, after, strict=True)])[:, 0]
-        context = context_of(algorithm, exchange, clients, ids, weights, state.round)
+        context = context_of(algorithm, exchange, clients, ids, weights, state.round, round_key)
         server = exchange.aggregate(state.server, up, context)
         alpha = algorithm.step_size
         return (

@@ -20,6 +20,7 @@ from sojourn.looks.charts import CONFIG, Spec
 from sojourn.looks.pages import bundle, json_block, style, template
 from sojourn.looks.words import NONE, duration, higher_is_better, metric_title, metric_value, si
 from sojourn.report import figure, table
+from sojourn.report.guards import guards_html, guards_note
 from sojourn.report.labels import label_charts
 from sojourn.report.predicted import overlay_note, section_html
 from sojourn.report.runs import History, Run, main_metric, metrics_of, ranked, shown_runs, split
@@ -83,7 +84,7 @@ def render(
     labels = [_Figure(f"labels-{i}", title, spec) for i, (title, spec) in enumerate(label_charts(histories))]
     times = [_Figure(f"time-{i}", title, spec) for i, (title, spec) in enumerate(time_charts(histories))]
     theory, broken = section_html(shown, metrics_of(shown)) if runs else ("", [])
-    own = [*_theory(theory, broken), *_beginnings(histories)]
+    own = [*_theory(theory, broken), *_guards(shown), *_beginnings(histories)]
     extra = [_section(number, section) for number, section in enumerate([*own, *sections])]
     charts = [*curves, *vectors, *sweeps, *labels, *times, *(entry["figure"] for entry in extra if entry["figure"])]
     html = template("report", "page.html.jinja").render(
@@ -120,6 +121,12 @@ def _theory(table_html: str, broken: Sequence[str]) -> list[Section]:
         return []
     flag = f"Above a bound that should hold: {', '.join(broken)}. " if broken else ""
     return [Section("Predicted and measured", table_html, flag + overlay_note())]
+
+
+def _guards(shown: Sequence[Run]) -> list[Section]:
+    """What stood around the methods, and what that promises."""
+    made = guards_html(shown)
+    return [Section("Guards and privacy", made, guards_note(shown))] if made else []
 
 
 def _beginnings(histories: Sequence[History]) -> list[Section]:

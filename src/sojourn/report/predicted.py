@@ -71,12 +71,7 @@ def _predict(run: Run, column: str) -> Prediction | None:
 
 def _described(run: Run) -> Mapping[str, Any]:
     """The run's algorithm, its options and landmarks, as theory takes them."""
-    for entry in run.manifest.get("settings") or []:
-        if all(entry["labels"].get(axis) == value for axis, value in run.setting.items()):
-            return {**entry["algorithm"], **entry.get("landmarks", {})}
-    if run.manifest.get("settings") is not None:
-        return {}  # a sweep too large to describe
-    return {**run.manifest.get("algorithm", {}), **run.manifest.get("landmarks", {})}
+    return {**run.entry.get("algorithm", {}), **run.entry.get("landmarks", {})}
 
 
 def _above(run: Run, column: str, forecast: Forecast, exact: bool) -> int | None:

@@ -64,6 +64,15 @@ class Run:
         return self.status == "diverged"
 
     @functools.cached_property
+    def entry(self) -> Mapping[str, Any]:
+        """What the manifest says of this run; of a sweep, of its setting ({} where there are too many to describe)."""
+        settings = self.manifest.get("settings")
+        if settings is None:
+            return self.manifest
+        mine = lambda entry: all(entry["labels"].get(axis) == value for axis, value in self.setting.items())  # noqa: E731
+        return next(filter(mine, settings), {})
+
+    @functools.cached_property
     def num_seeds(self) -> int:
         return int(self.frame["seed"].nunique())
 

@@ -25,6 +25,17 @@ def has_clocks(runs: Sequence[Run]) -> bool:
     return any(run.total("virtual_seconds") > 0 for run in runs)
 
 
+def has_privacy(runs: Sequence[Run]) -> bool:
+    """Whether a run was private, and epsilon gets a column."""
+    return any("privacy" in run.entry for run in runs)
+
+
+def epsilon_text(run: Run) -> str:
+    """What a private run gave away: 3.214 at 1e−5."""
+    spent = run.entry.get("privacy")
+    return NONE if spent is None else f"{number(spent['epsilon'])} at {number(spent['delta'])}"
+
+
 def summary_frame(histories: Sequence[History]) -> pd.DataFrame:
     """One row per run (per setting of a sweep) with raw numbers; `final_…` and `best_…` per metric, totals of costs.
 
@@ -42,6 +53,8 @@ def runs_frame(runs: Sequence[Run]) -> pd.DataFrame:
         for metric in metrics_of(runs):
             best, at = run.best(metric)
             row |= {f"final_{metric}": run.final(metric), f"best_{metric}": best, f"best_round_{metric}": at}
+        if "privacy" in run.entry:
+            row |= {name: run.entry["privacy"][name] for name in ("epsilon", "delta")}
         row |= {name: run.total(name) for name in ("floats", "calls", "local_steps", "seconds")}
         rows.append(row | {"compile_seconds": run.compile_seconds})
     return pd.DataFrame(rows)
@@ -72,7 +85,8 @@ def _rich_table(runs: Sequence[Run], shown: Sequence[str]) -> Table:
     table.add_column("status", no_wrap=True)
     titles = [metric_title(metric).lower().replace(" ", "\n") for metric in shown]
     virtual = ["virtual\ntime"] * has_clocks(runs)
-    for heading in ["rounds", *titles, "floats\nsent", "oracle\ncalls", *virtual, "time"]:
+    private = ["epsilon\nat delta"] * has_privacy(runs)
+    for heading in ["rounds", *titles, *private, "floats\nsent", "oracle\ncalls", *virtual, "time"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         finals = [
@@ -83,5 +97,5 @@ def _rich_table(runs: Sequence[Run], shown: Sequence[str]) -> Table:
         costs = [si(run.total("floats")), si(run.total("calls")), *map(duration, times)]
         # Text, not str: a label such as "[red]" is a label, not markup
         cells = [Text(run.name), Text(status_text(run)), Text(str(int(run.frame["round"].max()))), *finals]
-        table.add_row(*cells, *costs, style="red" if run.diverged else None)
+        table.add_row(*cells, *([epsilon_text(run)] if private else []), *costs, style="red" if run.diverged else None)
     return table

@@ -173,7 +173,7 @@ def _prepared(config: Config) -> tuple[Federation, list[dict[str, Any]]]:
     """The federation and, for every method, what `run` is to be given; each has been asked whether it can run."""
     federation, calls = build_federation(config), []
     for part in config.algorithms:
-        method, notes = _method(part, federation, config)
+        method, notes = method_of(part, federation, config)
         rounds, how = _played(config, federation, method)
         make_job(federation, method, rounds, **how)
         calls.append({"algorithm": method, "rounds": rounds, "notes": notes, **how})
@@ -203,13 +203,18 @@ def run_config(config: Config, out: Path, *, resume: bool = False, progress: boo
     return histories
 
 
-def _method(part: Part, federation: Federation, config: Config) -> tuple[Algorithm, dict[str, Any]]:
-    """A config's method, its step tuned and its guards around it, and notes for the manifest."""
+def method_of(
+    part: Part, federation: Federation, config: Config, *, drawn: bool = True
+) -> tuple[Algorithm, dict[str, Any]]:
+    """A config's method, its step tuned and its guards around it, and notes for the manifest.
+
+    Cohorts that are not `drawn` at random, as where those are asked who are there, hide nobody.
+    """
     settled, notes = tuned(part, federation, config)
     method, private = build_algorithm(settled), config.privacy
     noise = None if private is None else private.noise_multiplier
     if private is not None and private.epsilon is not None:
-        cohort = cohort_size(config.run.participation, federation.num_clients)
+        cohort = cohort_size(config.run.participation if drawn else None, federation.num_clients)
         noise = noise_for(
             method, private.epsilon, private.delta, num_clients=federation.num_clients, rounds=config.run.rounds,
             cohort=cohort,
@@ -449,7 +454,7 @@ def _setting(label: str, point: dict[str, Any], config: Config, federation: Fede
     part = next(p for p in config.algorithms if p.label == label)
     labels = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in point.items()}
     labels.pop("run.seed", None)
-    method, notes = _method(part, federation, config)
+    method, notes = method_of(part, federation, config)
     rounds, how = _played(config, federation, method)
     timed = "trace" in how or "devices" in how
     told = ("trace", "devices", "participation", "eval_every")

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sojourn.algorithms import ALGORITHMS, Algorithm
-from sojourn.config import Config, build_algorithm, to_toml, validate
+from sojourn.config import Config, build_algorithm, guard, to_toml, validate
 from sojourn.core.compilation import use_compilation_cache
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
@@ -42,9 +42,9 @@ from sojourn.deploy.server import Server
 from sojourn.deploy.status import write_status
 from sojourn.deploy.wire import Schema
 from sojourn.deploy.worker import Client, Post, work
-from sojourn.driver import describe
+from sojourn.driver import world_of
 from sojourn.engine.participation import cohort_size
-from sojourn.experiment import build_federation, federation_on, load_data, tuned
+from sojourn.experiment import build_federation, federation_on, load_data, method_of
 from sojourn.history import CONFIG_FILE, History
 from sojourn.models import MODELS
 from sojourn.problems import PROBLEMS
@@ -83,13 +83,15 @@ def serve(
         server = Server(
             book, names, _welcome(config, federation, algorithm), label=config.algorithms[0].label,
             evaluate=_evaluation(federation, algorithm), eval_every=_eval_every(config, book),
-            roster=lambda: Ring(run).names, told=_telling(run, told),
+            spent=lambda done: _spent(federation, algorithm, done).get("privacy"), roster=lambda: Ring(run).names,
+            told=_telling(run, told),
         )  # fmt: skip
         try:
             asyncio.run(_conduct(server, ring, run, where, say))
         finally:
             write_status(run, server.snapshot())
-        about = {"label": server.label, "seed": config.run.seed, "algorithm": describe(algorithm), **notes}
+        about = {"label": server.tally.label, "seed": config.run.seed, "algorithm": algorithm.describe(), **notes}
+        about |= _spent(federation, algorithm, book.done)
         status = {"over": "ok", "diverged": "diverged"}.get(server.status, "stopped")
         history = history_of(book, status, about, config.tables)
         history.params = federation.rebuild(algorithm.answer(book.server).tree)
@@ -125,12 +127,13 @@ def _prepared(config: Config) -> tuple[Federation, Algorithm, dict[str, Any]]:
             "does not do; take another model."
         )
     federation = build_federation(config)
-    settled, notes = tuned(part, federation, config)
+    method, notes = method_of(part, federation, config, drawn=False)
+    method.check(world_of(federation, method, federation.num_clients))
     if config.deploy.min_workers is not None and config.deploy.min_workers > federation.num_clients:
         raise SojournError(
             f"deploy.min_workers = {config.deploy.min_workers} is out of range; there are {federation.num_clients}."
         )
-    return federation, build_algorithm(settled), notes
+    return federation, method, notes
 
 
 @contextlib.contextmanager
@@ -181,6 +184,11 @@ def _evaluation(federation: Federation, algorithm: Algorithm) -> Callable[[Any],
     return lambda server: {name: float(value) for name, value in measured(federation.clients, server).items()}
 
 
+def _spent(federation: Federation, algorithm: Algorithm, rounds: int) -> dict[str, Any]:
+    """What a private method has given away: those are asked who are there, so no draw hides anybody."""
+    return algorithm.account(world_of(federation, algorithm, federation.num_clients), rounds) if rounds else {}
+
+
 def _telling(run: Path, told: Callable[[Server], None]) -> Callable[[Server], None]:
     last = 0.0
 
@@ -196,9 +204,11 @@ def _telling(run: Path, told: Callable[[Server], None]) -> Callable[[Server], No
 
 def _welcome(config: Config, federation: Federation, algorithm: Algorithm) -> dict[str, Any]:
     """What a worker is told: names and numbers, from which it builds the same method and model on its own data."""
-    part = config.algorithms[0]
-    options = {name: value for name, value in describe(algorithm).items() if name in part.options}
-    tables = {name: table for name, table in config.tables.items() if name in ("problem", "model", "data", "run")}
+    part, sent = config.algorithms[0], ("problem", "model", "data", "run", "aggregation", "privacy")
+    options = {name: value for name, value in algorithm.plain().describe().items() if name in part.options}
+    tables = {name: dict(table) for name, table in config.tables.items() if name in sent}
+    if tables.get("privacy", {}).pop("epsilon", None) is not None:
+        tables["privacy"]["noise_multiplier"] = algorithm.describe()["noise_multiplier"]
     tables["algorithm"] = {
         "name": part.name,
         "label": part.label,
@@ -414,7 +424,8 @@ def _client(welcome: Mapping[str, Any], name: str, data: str, place: Path) -> Cl
             f"what {data} returns makes a model of {Schema.of(federation.x0).num_bytes} bytes in other arrays than the "
             f"server's of {expected.num_bytes}; give the server's model the same data shapes."
         )
-    return Client(federation, build_algorithm(config.algorithms[0]), place)
+    noise = None if config.privacy is None else config.privacy.noise_multiplier
+    return Client(federation, guard(config, build_algorithm(config.algorithms[0]), noise), place)
 
 
 def _federation_of(config: Config, shape: Mapping[str, Any], given: Any, data: str) -> Federation:

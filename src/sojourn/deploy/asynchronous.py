@@ -12,7 +12,7 @@ import pandas as pd
 from sojourn.algorithms.base import Algorithm, Context
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
-from sojourn.core.keys import purpose_key
+from sojourn.core.keys import purpose_key, server_key
 from sojourn.deploy.book import APPLIED, DUPLICATE, HANDED_OUT, TOO_STALE, Book, Task
 from sojourn.deploy.rules import Rules
 from sojourn.traces.trace import ACCEPTED, LOST, STALE, TIMED_OUT, UNFINISHED, Trace
@@ -29,7 +29,7 @@ class OneByOne(Book):
         self, federation: Federation, algorithm: Algorithm, place: Path, rules: Rules, *, of: int, seed: int = 0
     ) -> None:
         if not algorithm.asynchronous:
-            raise SojournError(f"{type(algorithm).__name__} takes its answers in rounds, not one by one as they come.")
+            raise SojournError(f"{algorithm.title} takes its answers in rounds, not one by one as they come.")
         super().__init__(federation, algorithm, place, rules, of=of, seed=seed)
         self._aggregate = jax.jit(lambda a, server, up, context: a.exchanges()[0].aggregate(server, up, context))
 
@@ -69,9 +69,10 @@ class OneByOne(Book):
         if self.rules.max_staleness is not None and staleness > self.rules.max_staleness:
             self._fresh.append({"event": TOO_STALE, **row, "applied": self.applied})
             return TOO_STALE
+        key = server_key(jax.random.fold_in(self.root, self.applied), self.trips.exchanges[_TRIP].purpose)
         context = Context(
-            jnp.asarray(self.applied), self.num_clients, 1, 1 / self.num_clients, jnp.asarray(staleness)
-        )  # fmt: skip
+            jnp.asarray(self.applied), self.num_clients, 1, 1 / self.num_clients, jnp.asarray(staleness), key=key
+        )
         server = self._aggregate(self.algorithm, self.server, up, context)
         moved, self.server = self._moved(server), server
         self.applied += 1

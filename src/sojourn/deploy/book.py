@@ -28,6 +28,7 @@ from sojourn.core.keys import root_key
 from sojourn.core.vec import norm
 from sojourn.deploy.rules import Rules
 from sojourn.deploy.wire import Schema
+from sojourn.driver import world_of
 from sojourn.engine.accounting import message_shapes, one_memory
 from sojourn.engine.checkpoint import fingerprint, load_state, save_state
 from sojourn.engine.rounds import divergence_limit
@@ -115,6 +116,8 @@ class Book(abc.ABC):
         weights = None if given.weights is None else jnp.asarray(sizes / sizes.sum(), given.weights.dtype)
         kind = jnp.result_type(float)
         self.clients = dataclasses.replace(given, sizes=jnp.asarray(sizes, kind), weights=weights)
+        met = dataclasses.replace(self.federation, clients=self.clients)
+        self.algorithm.check(world_of(met, self.algorithm, self.num_clients))  # it may not take unequal weights
 
     # --- how far it is -------------------------------------------------------------------------------------------
 
@@ -133,6 +136,10 @@ class Book(abc.ABC):
     @property
     def holding(self) -> bool:
         """Whether uploads were taken that the model does not contain yet."""
+        return False
+
+    def has_answered(self, client: int) -> bool:
+        """Whether a client's answer was taken and waits for the others."""
         return False
 
     # --- tasks ---------------------------------------------------------------------------------------------------

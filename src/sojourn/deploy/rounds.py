@@ -36,7 +36,7 @@ class InRounds(Book):
         participation: int | float | None = None,
     ) -> None:  # fmt: skip
         if algorithm.asynchronous:
-            raise SojournError(f"{type(algorithm).__name__} takes its answers one by one as they come, not in rounds.")
+            raise SojournError(f"{algorithm.title} takes its answers one by one as they come, not in rounds.")
         self.cohort = cohort_size(participation, federation.num_clients)
         self._check(algorithm, rules, federation.num_clients)
         self.round, self.position, self.began = 0, 0, 0.0
@@ -49,7 +49,7 @@ class InRounds(Book):
         self._clear()
 
     def _check(self, algorithm: Algorithm, rules: Rules, num_clients: int) -> None:
-        name = type(algorithm).__name__
+        name = algorithm.title
         if algorithm.needs_everyone() and (self.cohort < num_clients or rules.min_reports is not None):
             raise SojournError(
                 f"{name} is only right when everyone takes part; leave participation and deploy.min_reports out."
@@ -166,7 +166,7 @@ class InRounds(Book):
         """A worker that is not trusted: its answers are not waited for any more."""
         if self.algorithm.needs_everyone():
             raise SojournError(
-                f"{type(self.algorithm).__name__} is only right when everyone takes part, and client {client} sends "
+                f"{self.algorithm.title} is only right when everyone takes part, and client {client} sends "
                 "what cannot be used; the run cannot go on."
             )
         self.excluded.add(client)
@@ -191,7 +191,7 @@ class InRounds(Book):
         return HELD
 
     def _weight(self, client: int) -> float:
-        given = self.clients.sizes if self.algorithm.weighting == "size" else self.clients.weights
+        given = self.clients.counted(self.algorithm.weighting)
         return 1.0 if given is None else float(given[client])
 
     def close(self, now: float) -> bool:
@@ -214,8 +214,9 @@ class InRounds(Book):
             total = sum(self._weight(client) for client in ids)
             up = jax.tree.map(lambda a: (a / total).astype(a.dtype), self._total)
         context = context_of(
-            self.algorithm, exchange, self.clients, jnp.asarray(ids, jnp.int32), weights, jnp.asarray(self.round)
-        )
+            self.algorithm, exchange, self.clients, jnp.asarray(ids, jnp.int32), weights, jnp.asarray(self.round),
+            self._round_key(), self.position,
+        )  # fmt: skip
         server = self._aggregate(self.algorithm, name, self.server, up, context)
         moved, self.server = self._moved(server), server
         self._write_down(name, dict(zip(ids, np.asarray(weights).tolist(), strict=True)), moved)

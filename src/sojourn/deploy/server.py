@@ -12,7 +12,6 @@ import dataclasses
 import json
 import ssl
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,40 +21,24 @@ import numpy as np
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
+from sojourn.core.errors import SojournError
 from sojourn.deploy import parcels
 from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, Book, Task, read_log
 from sojourn.deploy.broker import TASKS, TROUBLE, UPLOADS, connected, inbox, lasting, task_subject
 from sojourn.deploy.rounds import InRounds
+from sojourn.deploy.snapshot import LOST_AFTER, Tally, Worker, snapshot_of
+from sojourn.deploy.status import ENDED
 from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, whole, words_of
 from sojourn.deploy.worker import START, UPLOAD_WORDS
 from sojourn.traces.trace import LOST, TIMED_OUT
 
 SERVER = "server"
 _BATCH = 64  # uploads that are taken before the book is written
-_LOST_AFTER = 15.0  # seconds without a sign of life
 _AGAIN_AFTER = 10.0  # seconds until the broker delivers again what was not acknowledged
 _HOLD_SECONDS = 4.0  # how often the broker is told that held uploads are in good hands
 _FAREWELL_SECONDS = 10.0
 _UPLOADS_WAITING = 8
 _MAX_HELLO = 1 << 12  # bytes
-
-
-@dataclasses.dataclass
-class Worker:
-    """What the server knows of a worker."""
-
-    name: str
-    client: int
-    seen: float = 0.0  # the last sign of life
-    joined: bool = False
-    applied: int = 0
-    rejected: int = 0
-    last: str = ""
-    staleness: int | None = None
-    quarantined: bool = False
-
-    def present(self, now: float) -> bool:
-        return self.joined and not self.quarantined and now - self.seen < _LOST_AFTER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,25 +56,23 @@ class Server:
     def __init__(
         self, book: Book, workers: list[str], welcome: Mapping[str, Any], *, label: str = "",
         evaluate: Callable[[Any], dict[str, float]] | None = None, eval_every: int = 1,
+        spent: Callable[[int], dict[str, Any] | None] = lambda done: None,
         roster: Callable[[], list[str]] | None = None, told: Callable[["Server"], None] = lambda server: None,
     ) -> None:  # fmt: skip
-        self.book, self.rules, self.welcome, self.label = book, book.rules, dict(welcome), label
+        self.book, self.rules, self.welcome = book, book.rules, dict(welcome)
         self.workers: dict[str, Worker] = {}
         self.by_client: dict[int, Worker] = {}
         for name in workers:
             self._enlist(name)
         self._evaluate, self._eval_every, self._roster, self._told = evaluate, eval_every, roster, told
-        self.duplicates = 0
-        self.staleness: Counter[int] = Counter()
-        self.arrivals: deque[float] = deque(maxlen=4096)
-        self.queue = 0
+        self.tally = Tally(label, time.time(), privacy=spent(book.done))
         self.ready = False  # whether streams are there and uploads are taken
         self.stopping = asyncio.Event()
-        self.started = time.time()
         self._held: list[Receipt] = []  # uploads that were taken and are not in a model on disk yet
         self._parcels: dict[str, str] = {}  # tasks' models by the task's number
         self._put: set[str] = set()
         self._ended: float | None = None
+        self._spent = spent
         self._recall()
 
     def _recall(self) -> None:
@@ -101,7 +82,7 @@ class Server:
             if row["event"] == APPLIED and worker is not None:
                 worker.applied += 1
                 worker.staleness = row["staleness"]
-                self.staleness[row["staleness"]] += 1
+                self.tally.staleness[row["staleness"]] += 1
 
     @property
     def rejected(self) -> int:
@@ -194,16 +175,13 @@ class Server:
         now, gone = time.time(), False
         for task in list(self.book.out.values()):
             worker = self.by_client.get(task.client)
-            silent = worker is None or now - max(worker.seen, task.handed_out, self.started) > _LOST_AFTER
+            silent = worker is None or now - max(worker.seen, task.handed_out, self.tally.started) > LOST_AFTER
             late = now - task.handed_out > self.rules.timeout
             untrusted = worker is not None and worker.quarantined
-            if (silent or late or untrusted) and not self._has_answered(task):
+            if (silent or late or untrusted) and not self.book.has_answered(task.client):
                 self.book.give_up(task.number, TIMED_OUT if late else LOST)
                 gone = True
         return gone
-
-    def _has_answered(self, task: Task) -> bool:
-        return isinstance(self.book, InRounds) and self.book.has_answered(task.client)
 
     # --- uploads -------------------------------------------------------------------------------------------------
 
@@ -228,9 +206,9 @@ class Server:
         if task is not None and verdict in (APPLIED, HELD):
             worker.applied += 1
             worker.staleness = self.book.version - task.version - (verdict == APPLIED)
-            self.staleness[worker.staleness] += 1
-            self.arrivals.append(time.time())
-        self.duplicates += verdict == DUPLICATE
+            self.tally.staleness[worker.staleness] += 1
+            self.tally.arrivals.append(time.time())
+        self.tally.duplicates += verdict == DUPLICATE
         return verdict, receipt
 
     async def _checked(self, worker: Worker, data: bytes, number: int, name: str, parcel: bool) -> tuple[Any, float]:
@@ -361,7 +339,7 @@ class Server:
                 await lasting(lambda name=name: self._make_way(name))
         with contextlib.suppress(*TROUBLE):
             info = await self.stream.consumer_info(UPLOADS, SERVER)
-            self.queue = (info.num_pending or 0) + (info.num_ack_pending or 0)
+            self.tally.queue = (info.num_pending or 0) + (info.num_ack_pending or 0)
 
     async def _on_hello(self, message: Any) -> None:
         worker = self.workers.get(message.subject.rsplit(".", 1)[-1])
@@ -389,7 +367,10 @@ class Server:
         if samples is not None:
             if type(samples) is not int or not 1 <= samples <= 2**31:
                 return {"refused": "a worker needs at least one sample."}
-            self.book.told_samples(worker.client, samples)
+            try:
+                self.book.told_samples(worker.client, samples)
+            except SojournError as error:
+                return {"refused": str(error)}
             worker.joined = True
         return {}
 
@@ -420,6 +401,7 @@ class Server:
         if self._evaluate is None or (self.book.metrics and self.book.metrics[-1]["done"] >= self.book.done):
             return
         found = await asyncio.to_thread(self._evaluate, self.book.server)
+        self.tally.privacy = self._spent(self.book.done)
         self.book.metrics.append({"done": self.book.done, "seconds": round(self.book.seconds, 3), **found})
         if not np.isfinite(found.get("loss", 0.0)):
             self.book.diverged = True
@@ -430,57 +412,9 @@ class Server:
 
     def snapshot(self) -> dict[str, Any]:
         """How the run is, for people: plain values."""
-        now, book = self._ended or time.time(), self.book
-        if self._ended is None and self.status in ("over", "diverged", "stopped"):
-            self._ended = now
-        busy = {task.client: task for task in book.out.values() if not self._has_answered(task)}
-        return {
-            "format": 1,
-            "run": {
-                "label": self.label, "algorithm": type(book.algorithm).__name__,
-                "mode": "rounds" if isinstance(book, InRounds) else "asynchronous", "status": self.status,
-                "done": book.done, "of": book.of, "unit": book.unit, "version": book.version, "started": self.started,
-                "now": now, "phase": self._phase(now),
-            },
-            "metrics": book.metrics[:: max(1, len(book.metrics) // 300)],
-            "workers": [_told_of(worker, busy.get(worker.client), now) for worker in self.workers.values()],
-            "staleness": sorted(self.staleness.items()),
-            "throughput": self._throughput(now),
-            "queue": self.queue, "rejected": self.rejected, "duplicates": self.duplicates, "given_up": book.given_up,
-            "privacy": None,
-        }  # fmt: skip
-
-    def _throughput(self, now: float) -> list[list[float]]:
-        """Uploads per second, over stretches of the time that is remembered."""
-        times = list(self.arrivals)
-        if not times:
-            return []
-        edges = np.linspace(times[0], max(now, times[0] + 1), 61)
-        counts, _ = np.histogram(times, edges)
-        return [[round(float(t - self.started), 2), round(float(c / (edges[1] - edges[0])), 3)]
-                for t, c in zip(edges[1:], counts, strict=True)]  # fmt: skip
-
-    def _phase(self, now: float) -> str:
-        book = self.book
-        if book.over or self.stopping.is_set():
-            return "the run is over" if book.over else "the server stops"
-        there = sum(worker.present(now) for worker in self.workers.values())
-        if book.next_task == 0:
-            return f"waiting for workers: {there} of {self.rules.min_workers or book.num_clients} are there"
-        if isinstance(book, InRounds):
-            return f"round {book.round + 1}: {book.reported} of {book.wanted} answers, {there} workers there"
-        return f"{len(book.out)} tasks are out, {there} workers there"
-
-
-def _told_of(worker: Worker, task: Task | None, now: float) -> dict[str, Any]:
-    state = "expected" if not worker.joined else "quarantined" if worker.quarantined else "silent"
-    if worker.present(now):
-        state = "idle" if task is None else "working"
-    return {
-        "name": worker.name, "client": worker.client, "state": state, "task": task.number if task else None,
-        "since": task.handed_out if task else None, "seen": worker.seen or None, "applied": worker.applied,
-        "rejected": worker.rejected, "last": worker.last, "staleness": worker.staleness,
-    }  # fmt: skip
+        if self._ended is None and self.status in ENDED:
+            self._ended = time.time()
+        return snapshot_of(self.book, list(self.workers.values()), self.tally, self.status, self._ended or time.time())
 
 
 async def _waiting(queue: "asyncio.Queue[Any]") -> list[Any]:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import markupsafe
 import numpy as np
 
+from sojourn.looks.words import NONE, number
 from sojourn.report.runs import Run
-from sojourn.report.table import NONE, epsilon_text, number
+from sojourn.report.table import epsilon_text
 
 _COLUMNS = ("Combined by", "Clip", "Answers clipped", "Noise multiplier", "Epsilon at delta")
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sojourn.looks.words import duration, metric_title, metric_value, si
+from sojourn.looks.words import NONE, duration, metric_title, metric_value, number, si
 from sojourn.report.runs import History, Run, main_metric, metrics_of, ranked, split
 
 TABLE_METRICS = 3  # more do not fit on a laptop beside the costs

@@ -179,10 +179,9 @@ class Book(abc.ABC):
 
     def _moved(self, server: Any) -> float:
         """How far a new state's model is from the last; a run whose model leaves all bounds has diverged."""
-        after = self.algorithm.model(server)
-        reach = float(norm(after))
+        reach, moved = map(float, reach_and_move(self.algorithm, self.server, server))
         self.diverged = not (math.isfinite(reach) and reach <= self._limit)
-        return float(norm(after - self.algorithm.model(self.server)))
+        return moved
 
     # --- the disk ------------------------------------------------------------------------------------------------
 
@@ -219,6 +218,13 @@ class Book(abc.ABC):
         self.out = {entry["number"]: Task(**entry) for entry in book["out"]}
         with open(self.place / LOG_FILE, "rb+") as stream:  # rows after the last commit never happened
             stream.truncate(book["log"])
+
+
+@jax.jit
+def reach_and_move(algorithm: Algorithm, before: Any, after: Any) -> tuple[jax.Array, jax.Array]:
+    """The norm of a new state's model, and of its difference from the last; compiled, so that no model is made for it."""
+    model = algorithm.model(after)
+    return norm(model), norm(model - algorithm.model(before))
 
 
 def read_log(place: Path) -> list[dict[str, Any]]:

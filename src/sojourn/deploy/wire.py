@@ -19,7 +19,7 @@ FORMAT = "1"
 _MAX_HEADER = 1 << 20
 _TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "U32": "uint32",
           "U8": "uint8", "BOOL": "bool"}  # fmt: skip
-_BLOCK = 1 << 16  # numbers at a time, so that what is computed of them stays in the cache
+_BLOCK = 1 << 13  # numbers at a time: they stay in the cache, and BLAS starts no threads for so few
 Buffer = bytes | bytearray | memoryview
 _NAMES = {name: short for short, name in _TYPES.items()}
 

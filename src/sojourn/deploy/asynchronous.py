@@ -13,7 +13,7 @@ from sojourn.algorithms.base import Algorithm, Context
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import purpose_key, server_key
-from sojourn.deploy.book import APPLIED, DUPLICATE, HANDED_OUT, TOO_STALE, Book, Task
+from sojourn.deploy.book import APPLIED, DUPLICATE, HANDED_OUT, TOO_STALE, Book, Task, reach_and_move
 from sojourn.deploy.rules import Rules
 from sojourn.traces.trace import ACCEPTED, LOST, STALE, TIMED_OUT, UNFINISHED, Trace
 
@@ -30,8 +30,26 @@ class OneByOne(Book):
     ) -> None:
         if not algorithm.asynchronous:
             raise SojournError(f"{algorithm.title} takes its answers in rounds, not one by one as they come.")
+        self._per_update = algorithm.uploads_per_update()
         super().__init__(federation, algorithm, place, rules, of=of, seed=seed)
-        self._aggregate = jax.jit(lambda a, server, up, context: a.exchanges()[0].aggregate(server, up, context))
+        self._apply = jax.jit(self._applied)
+        self._fold = jax.jit(self._folded)
+
+    def _applied(self, algorithm: Algorithm, server: Any, up: Any, root: Any, applied: Any, staleness: Any) -> Any:
+        """The next state, how far its model is from zero and from the last, and what the method says of the step.
+
+        One program: an upload costs one call, and no model is made beside the new one.
+        """
+        key = server_key(jax.random.fold_in(root, applied), self.trips.exchanges[_TRIP].purpose)
+        context = Context(
+            jnp.asarray(applied), self.num_clients, 1, 1 / self.num_clients, jnp.asarray(staleness), key=key
+        )
+        after = algorithm.exchanges()[0].aggregate(server, up, context)
+        return after, reach_and_move(algorithm, server, after), algorithm.told(context)
+
+    def _folded(self, root: jax.Array, number: Any, client: Any) -> jax.Array:
+        key = jax.random.fold_in(jax.random.fold_in(root, number), client)
+        return jax.random.key_data(purpose_key(key, self.trips.exchanges[_TRIP].purpose))
 
     def _settled(self) -> Any:
         return self.rules.max_staleness
@@ -42,7 +60,7 @@ class OneByOne(Book):
 
     @property
     def version(self) -> int:
-        return self.applied // self.algorithm.uploads_per_update()
+        return self.applied // self._per_update
 
     def assign(self, present: Sequence[int], now: float) -> list[Task]:
         if self.over:
@@ -53,8 +71,7 @@ class OneByOne(Book):
         return [self._hand_out(client, _TRIP, 0, now) for client in idle[: max(0, room)]]
 
     def key(self, task: Task) -> np.ndarray:
-        key = jax.random.fold_in(jax.random.fold_in(self.root, task.number), task.client)
-        return np.asarray(jax.random.key_data(purpose_key(key, self.trips.exchanges[_TRIP].purpose)))
+        return np.asarray(self._fold(self.root, task.number, task.client))
 
     def unpublished(self) -> list[Task]:
         return [task for task in self.out.values() if task.applied == self.applied]
@@ -69,27 +86,14 @@ class OneByOne(Book):
         if self.rules.max_staleness is not None and staleness > self.rules.max_staleness:
             self._fresh.append({"event": TOO_STALE, **row, "applied": self.applied})
             return TOO_STALE
-        key = server_key(jax.random.fold_in(self.root, self.applied), self.trips.exchanges[_TRIP].purpose)
-        context = Context(
-            jnp.asarray(self.applied), self.num_clients, 1, 1 / self.num_clients, jnp.asarray(staleness), key=key
-        )
-        server = self._aggregate(self.algorithm, self.server, up, context)
-        moved, self.server = self._moved(server), server
+        self.server, measured, told = self._apply(self.algorithm, self.server, up, self.root, self.applied, staleness)
+        moved = self._moved(*measured)
         self.applied += 1
         self.memories[client] = number
-        told = {name: float(value) for name, value in self.algorithm.told(context).items()}
+        told = {name: float(value) for name, value in told.items()}
         told = {"weight": told.pop("mixing_weight", 1.0), **told}
-        self._fresh.append(
-            {
-                "event": APPLIED,
-                **row,
-                "applied": self.applied,
-                "norm": size,
-                "moved": moved,
-                "seconds": round(self.seconds, 3),
-                **told,
-            }
-        )
+        done = {"applied": self.applied, "norm": size, "moved": moved, "seconds": round(self.seconds, 3)}
+        self._fresh.append({"event": APPLIED, **row, **done, **told})
         return APPLIED
 
 

@@ -2,8 +2,9 @@
 
 Pure of any network, so that it can be tested by itself. An upload is applied at most once: the book knows the tasks
 that are out, takes an answer to one of them, and strikes it off; any other answer is a duplicate, too late or forged.
-`commit` makes all that was applied since the last one durable, the log first and then the state, in one file that is
-replaced whole: after a kill the book is as it was at a commit, and what came since is delivered again.
+`commit` makes all that was applied since the last one durable, in one file that is replaced whole: the state, and the
+last rows of the log, which is synced itself only now and then. After a kill the book is as it was at a commit, its
+log with it, and what came since is delivered again.
 
 A task is numbered, and its randomness depends on the task, or on its round, and its client alone: done twice it gives
 the same upload. Two books follow this one: `asynchronous` takes uploads one by one, `rounds` many at a time.
@@ -34,6 +35,7 @@ from sojourn.engine.checkpoint import fingerprint, load_state, save_state
 from sojourn.engine.rounds import divergence_limit
 
 LOG_FILE, BOOK_FILE = "applied.jsonl", "book.npz"
+_TAIL = 1 << 14  # characters of the log that the book carries before it is synced
 HANDED_OUT, APPLIED, DUPLICATE, TOO_STALE = "handed out", "applied", "duplicate", "too stale"
 REJECTED = "rejected"
 HELD, AGAIN = "held", "again"  # of rounds: taken, and in the model once the round closes; delivered a second time
@@ -98,6 +100,7 @@ class Book(abc.ABC):
         self.diverged = False
         self._limit = float(divergence_limit(federation.x0))
         self._fresh: list[dict[str, Any]] = []  # rows of the log since the last commit
+        self._synced, self._tail = 0, ""  # bytes of the log that are surely on disk, and its lines after them
         self._identity = fingerprint(algorithm, federation.x0, self.root, (self.num_clients, self._settled()))
         place.mkdir(parents=True, exist_ok=True)
         if (place / BOOK_FILE).exists():
@@ -152,7 +155,7 @@ class Book(abc.ABC):
         task = Task(self.next_task, client, exchange, round, self.version, self.applied, self.memories[client], now)
         self.out[task.number] = task
         self.next_task += 1
-        self._fresh.append({"event": HANDED_OUT, **dataclasses.asdict(task)})
+        self._fresh.append({"event": HANDED_OUT, **vars(task)})
         return task
 
     def busy(self) -> set[int]:
@@ -192,31 +195,31 @@ class Book(abc.ABC):
         """Rounds: makes the next model if all that is waited for has come."""
         return False
 
-    def _moved(self, server: Any) -> float:
+    def _moved(self, reach: Any, moved: Any) -> float:
         """How far a new state's model is from the last; a run whose model leaves all bounds has diverged."""
-        after = self.algorithm.model(server)
-        reach = float(norm(after))
-        self.diverged = not (math.isfinite(reach) and reach <= self._limit)
-        return float(norm(after - self.algorithm.model(self.server)))
+        self.diverged = not (math.isfinite(float(reach)) and float(reach) <= self._limit)
+        return float(moved)
 
     # --- the disk ------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
         """All that was applied and handed out so far survives a kill from here on."""
-        lines = "".join(json.dumps(row) + "\n" for row in self._fresh).encode()
+        lines = "".join(json.dumps(row) + "\n" for row in self._fresh)
+        self._fresh, self._tail = [], self._tail + lines
         with open(self.place / LOG_FILE, "ab") as stream:
-            stream.write(lines)
-            stream.flush()
-            os.fsync(stream.fileno())
-            length = stream.tell()
-        self._fresh = []
-        raw = np.frombuffer(json.dumps({**self._book(), "log": length}).encode(), np.uint8)
+            stream.write(lines.encode())
+            if len(self._tail) > _TAIL:
+                stream.flush()
+                os.fsync(stream.fileno())
+                self._synced, self._tail = stream.tell(), ""
+        book = {**self._book(), "log": self._synced, "rows": self._tail}
+        raw = np.frombuffer(json.dumps(book).encode(), np.uint8)
         save_state(self.place / BOOK_FILE, (self.server, raw), self._identity)
 
     def _book(self) -> dict[str, Any]:
         return {
             "applied": self.applied, "next_task": self.next_task, "memories": self.memories, "seconds": self.seconds,
-            "out": [dataclasses.asdict(task) for task in self.out.values()], "metrics": self.metrics,
+            "out": [vars(task) for task in self.out.values()], "metrics": self.metrics,
             "diverged": self.diverged, "given_up": self.given_up, "samples": self.samples,
             "rejected": self.rejected,
         }  # fmt: skip
@@ -233,8 +236,18 @@ class Book(abc.ABC):
             if number is not None:
                 self.told_samples(client, number)
         self.out = {entry["number"]: Task(**entry) for entry in book["out"]}
+        self._synced, self._tail = book["log"], book["rows"]
         with open(self.place / LOG_FILE, "rb+") as stream:  # rows after the last commit never happened
-            stream.truncate(book["log"])
+            stream.truncate(self._synced)
+            stream.seek(self._synced)
+            stream.write(self._tail.encode())
+
+
+@jax.jit
+def reach_and_move(algorithm: Algorithm, before: Any, after: Any) -> tuple[jax.Array, jax.Array]:
+    """The norm of a new state's model, and of its difference from the last; compiled, so that no model is made for it."""
+    model = algorithm.model(after)
+    return norm(model), norm(model - algorithm.model(before))
 
 
 def read_log(place: Path) -> list[dict[str, Any]]:

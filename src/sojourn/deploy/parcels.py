@@ -2,26 +2,35 @@
 
 Models are put into one bucket, which only the server writes; every worker has a bucket of its own for its uploads,
 which nobody but it and the server can read. A bucket's size is limited: who would put more waits until something was
-taken away. A reader fetches chunk after chunk by plain requests, so it holds what it has and one chunk, it never gets
-more than it is ready for, and it needs no right to create anything.
+taken away. A writer waits for the broker's disk after every few chunks, and copies no more than these. A reader
+fetches chunk after chunk by plain requests, so it holds what it has and one chunk, it never gets more than it is
+ready for, and it needs no right to create anything.
+
+A parcel is there once its description is, which is written last; chunks without one are of a writer that was cut off,
+and the next to write takes them away, as they would fill the bucket for good. A parcel that is there is not put
+again: who does a task twice has the same to say.
 """
 
 import asyncio
 import base64
 import contextlib
 import hashlib
-import io
+import json
+import secrets
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from nats.js.api import ObjectMeta, ObjectMetaOptions, StorageType
+from nats.js.api import Header, ObjectInfo, ObjectMetaOptions, StorageType
 from nats.js.errors import APIError, BadObjectMetaError, BucketNotFoundError, NotFoundError, ObjectNotFoundError
-from nats.js.object_store import OBJ_CHUNKS_PRE_TEMPLATE
+from nats.js.kv import MSG_ROLLUP_SUBJECT
 
 from sojourn.deploy.broker import TROUBLE
-from sojourn.deploy.wire import Rejected
+from sojourn.deploy.wire import Buffer, Rejected
 
 INLINE_BYTES = 2 << 20  # larger messages travel as parcels
 _CHUNK_BYTES = 1 << 20
+_AT_ONCE = 4  # chunks on their way to the broker's disk
 _WAIT_SECONDS = 0.5
 MODELS = "models"
 
@@ -37,16 +46,65 @@ async def make_bucket(stream: Any, name: str, max_bytes: int) -> None:
         await stream.create_object_store(name, storage=StorageType.FILE, max_bytes=max_bytes)
 
 
-async def put(stream: Any, bucket: str, name: str, content: bytes) -> None:
-    """Puts a parcel; waits while its bucket is full or the broker away."""
+async def put(stream: Any, bucket: str, name: str, content: Sequence[Buffer], keep: Collection[str] = ()) -> None:
+    """Puts a parcel; waits while its bucket is full or the broker away. All that is not to be kept is taken away first."""
     while True:
         try:
-            store = await stream.object_store(bucket)
-            options = ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES)
-            await store.put(name, io.BytesIO(content), ObjectMeta(name=name, options=options))
-            return
+            if name in await sweep(stream, bucket, {name, *keep}):
+                return
+            if await _has_room(stream, bucket, sum(map(len, content))):
+                await _write(stream, bucket, name, content)
+                return
         except (*TROUBLE, APIError):
-            await asyncio.sleep(_WAIT_SECONDS)
+            pass
+        await asyncio.sleep(_WAIT_SECONDS)
+
+
+async def _has_room(stream: Any, bucket: str, size: int) -> bool:
+    info = await stream.stream_info(f"OBJ_{bucket}")
+    return (
+        info.state.bytes + size + _CHUNK_BYTES <= info.config.max_bytes
+    )  # a chunk is more than all that is around them
+
+
+async def _write(stream: Any, bucket: str, name: str, content: Sequence[Buffer]) -> None:
+    token, digest, chunks = f"{name}-{secrets.token_hex(8)}", hashlib.sha256(), 0
+    under_way: deque[asyncio.Task[Any]] = deque()
+    try:
+        for chunk in _chunks(content):
+            digest.update(chunk)
+            chunks += 1
+            under_way.append(asyncio.create_task(stream.publish(_chunk_subject(bucket, token), chunk)))
+            if len(under_way) >= _AT_ONCE:
+                await under_way.popleft()
+        while under_way:
+            await under_way.popleft()
+    finally:
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+    about = ObjectInfo(
+        name=name, bucket=bucket, nuid=token, size=sum(map(len, content)), chunks=chunks, digest=_told(digest),
+        options=ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES), mtime="",
+    )  # fmt: skip
+    body, headers = json.dumps(about.as_dict()).encode(), {Header.ROLLUP: MSG_ROLLUP_SUBJECT}
+    await stream.publish(_about_subject(bucket, name), body, headers=headers)
+
+
+def _chunks(content: Sequence[Buffer]) -> Iterator[bytes]:
+    """The pieces one after another, cut anew."""
+    rest = bytearray()
+    for piece in content:
+        view, first = memoryview(piece), 0
+        while first < len(view):
+            taken = view[first : first + _CHUNK_BYTES - len(rest)]
+            rest += taken
+            first += len(taken)
+            if len(rest) == _CHUNK_BYTES:
+                yield bytes(rest)
+                rest.clear()
+    if rest:
+        yield bytes(rest)
 
 
 async def get(stream: Any, bucket: str, name: str, max_bytes: int) -> bytearray:
@@ -56,32 +114,68 @@ async def get(stream: Any, bucket: str, name: str, max_bytes: int) -> bytearray:
         info = await store.get_info(name)
     except (NotFoundError, BucketNotFoundError, ObjectNotFoundError, BadObjectMetaError):
         raise Rejected("its parcel is not there") from None
-    if not isinstance(info.size, int) or not 0 <= info.size <= max_bytes:
+    if type(info.size) is not int or not 0 <= info.size <= max_bytes:
         raise Rejected("its parcel is larger than was asked for")
-    subject, content, place = OBJ_CHUNKS_PRE_TEMPLATE.format(bucket=bucket, obj=info.nuid), bytearray(), 1
-    while len(content) < info.size:
+    subject, content, end, place = _chunk_subject(bucket, str(info.nuid)), bytearray(info.size), 0, 1
+    digest = hashlib.sha256()
+    while end < info.size:
         try:
             chunk = await stream.get_msg(f"OBJ_{bucket}", place, subject, direct=True, next=True)
         except NotFoundError:
             raise Rejected("its parcel is not complete") from None
-        content += chunk.data or b""
-        place = chunk.seq + 1
-        if len(content) > info.size or not chunk.data:
+        if not chunk.data or end + len(chunk.data) > info.size:
             raise Rejected("its parcel is not what it says of itself")
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode()
-    if info.digest != f"SHA-256={digest}":
+        content[end : end + len(chunk.data)] = chunk.data
+        digest.update(chunk.data)
+        end, place = end + len(chunk.data), chunk.seq + 1
+    if info.digest != _told(digest):
         raise Rejected("its parcel is not what it says of itself")
     return content
 
 
 async def drop(stream: Any, bucket: str, name: str) -> None:
-    """Takes a parcel away, if it is there."""
-    with contextlib.suppress(*TROUBLE, NotFoundError, APIError):
-        await (await stream.object_store(bucket)).delete(name)
+    """Takes a parcel away, if it is there, and leaves nothing of it: not even that it was there."""
+    with contextlib.suppress(*TROUBLE, NotFoundError, BadObjectMetaError, APIError):
+        info = await (await stream.object_store(bucket)).get_info(name)
+        for subject in (_about_subject(bucket, name), _chunk_subject(bucket, str(info.nuid))):
+            await stream.purge_stream(f"OBJ_{bucket}", subject=subject)
+
+
+async def sweep(stream: Any, bucket: str, keep: Collection[str]) -> set[str]:
+    """Takes away all parcels but these, and chunks that belong to none; returns the parcels that are there."""
+    there = await _subjects(stream, bucket)
+    left = {name for name in keep if _about_subject(bucket, name) in there}
+    wanted, tokens = ({subject(bucket, name) for name in left} for subject in (_about_subject, _chunk_subject))
+    for subject in there - wanted:
+        if subject.rpartition("-")[0] not in tokens:
+            await stream.purge_stream(f"OBJ_{bucket}", subject=subject)
+    return left
+
+
+async def _subjects(stream: Any, bucket: str) -> set[str]:
+    info = await stream.stream_info(f"OBJ_{bucket}", subjects_filter=f"$O.{bucket}.>")
+    return set(info.state.subjects or {})
+
+
+def _chunk_subject(bucket: str, token: str) -> str:
+    return f"$O.{bucket}.C.{token}"
+
+
+def _about_subject(bucket: str, name: str) -> str:
+    return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+def _told(digest: Any) -> str:
+    return f"SHA-256={base64.urlsafe_b64encode(digest.digest()).decode()}"
 
 
 async def names(stream: Any, bucket: str) -> list[str]:
+    """The parcels that are in a bucket; none if there is no bucket."""
     try:
-        return [info.name for info in await (await stream.object_store(bucket)).list(ignore_deletes=True)]
+        about = _about_subject(bucket, "")
+        found = [
+            subject.removeprefix(about) for subject in await _subjects(stream, bucket) if subject.startswith(about)
+        ]
+        return sorted(base64.urlsafe_b64decode(name).decode() for name in found)
     except NotFoundError:
         return []

@@ -18,11 +18,12 @@ from sojourn.algorithms.base import Algorithm, Who
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import purpose_key
-from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, Book, Task, Trips
+from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, Book, Task, Trips, reach_and_move
 from sojourn.deploy.rules import Rules
 from sojourn.engine.participation import cohort_size, members
 from sojourn.engine.rounds import context_of, phase, shares
 
+_BLOCK = 1 << 16
 NOT_NEEDED, CLOSED = "not needed", "closed"
 
 
@@ -183,9 +184,9 @@ class InRounds(Book):
         if self.trips.exchanges[self.exchange].reduce == "stack":
             self._stack[client] = up
         else:
-            weight = self._weight(client)
-            scaled = jax.tree.map(lambda a: (weight * a).astype(a.dtype), up)
-            self._total = scaled if self._total is None else jax.tree.map(np.add, self._total, scaled)
+            if self._total is None:
+                self._total = jax.tree.map(np.zeros_like, up)
+            jax.tree.map(lambda total, a: add_scaled(total, a, self._weight(client)), self._total, up)
         self._reports[client] = number
         self._sizes[client] = (size, worker)
         return HELD
@@ -212,13 +213,13 @@ class InRounds(Book):
             up = jax.tree.map(lambda *a: np.stack(a), *(self._stack[client] for client in ids))
         else:
             total = sum(self._weight(client) for client in ids)
-            up = jax.tree.map(lambda a: (a / total).astype(a.dtype), self._total)
+            up = jax.tree.map(lambda a: np.divide(a, total, out=a, casting="unsafe"), self._total)
         context = context_of(
             self.algorithm, exchange, self.clients, jnp.asarray(ids, jnp.int32), weights, jnp.asarray(self.round),
             self._round_key(), self.position,
         )  # fmt: skip
         server = self._aggregate(self.algorithm, name, self.server, up, context)
-        moved, self.server = self._moved(server), server
+        moved, self.server = self._moved(*reach_and_move(self.algorithm, self.server, server)), server
         self._write_down(name, dict(zip(ids, np.asarray(weights).tolist(), strict=True)), moved)
         self._advance(exchange.who, ids)
 
@@ -256,6 +257,13 @@ class InRounds(Book):
         super()._open(book)
         self.round, self.position, self.began = book["round"], book["position"], book["began"]
         self.earlier, self.excluded = book["earlier"], set(book["excluded"])
+
+
+def add_scaled(total: np.ndarray, a: np.ndarray, weight: float) -> None:
+    """Adds to a sum in place, block by block: no third array of a model's size."""
+    into, of = total.reshape(-1), a.reshape(-1)
+    for first in range(0, into.size, _BLOCK):
+        into[first : first + _BLOCK] += (weight * of[first : first + _BLOCK]).astype(into.dtype)
 
 
 def attendance(log: Sequence[dict[str, Any]]) -> list[tuple[int, str, list[int]]]:

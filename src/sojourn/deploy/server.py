@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
@@ -28,12 +27,13 @@ from sojourn.deploy.broker import TASKS, TROUBLE, UPLOADS, connected, inbox, las
 from sojourn.deploy.rounds import InRounds
 from sojourn.deploy.snapshot import LOST_AFTER, Tally, Worker, snapshot_of
 from sojourn.deploy.status import ENDED
-from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, whole, words_of
+from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, pieces, whole, words_of
 from sojourn.deploy.worker import START, UPLOAD_WORDS
 from sojourn.traces.trace import LOST, TIMED_OUT
 
 SERVER = "server"
 _BATCH = 64  # uploads that are taken before the book is written
+_AT_ONCE = 16  # tasks on their way to the broker's disk
 _AGAIN_AFTER = 10.0  # seconds until the broker delivers again what was not acknowledged
 _HOLD_SECONDS = 4.0  # how often the broker is told that held uploads are in good hands
 _FAREWELL_SECONDS = 10.0
@@ -69,8 +69,7 @@ class Server:
         self.ready = False  # whether streams are there and uploads are taken
         self.stopping = asyncio.Event()
         self._held: list[Receipt] = []  # uploads that were taken and are not in a model on disk yet
-        self._parcels: dict[str, str] = {}  # tasks' models by the task's number
-        self._put: set[str] = set()
+        self._put: set[str] = set()  # the models that lie in the broker's store
         self._ended: float | None = None
         self._spent = spent
         self._recall()
@@ -223,13 +222,13 @@ class Server:
             if task is None:
                 return None, 0.0  # its parcel may be gone
             bucket, limit = parcels.uploads_bucket(worker.name), schema.num_bytes + parcels.INLINE_BYTES
-            data = bytes(await lasting(lambda: parcels.get(self.stream, bucket, f"task-{number}", limit)))
+            data = await lasting(lambda: parcels.get(self.stream, bucket, f"task-{number}", limit))
         words, arrays = decode(data, "upload", UPLOAD_WORDS, schema)
         if words["task"] != str(number) or words["exchange"] != name:
             raise Rejected("its parcel answers another task")
         size = check_numbers(arrays, self.rules.max_norm)
         shape = self.book.trips.shapes[name][1]
-        return jax.tree.unflatten(jax.tree.structure(shape), [jnp.asarray(a) for a in arrays]), size
+        return jax.tree.unflatten(jax.tree.structure(shape), arrays), size
 
     def _reject(self, worker: Worker, why: str) -> None:
         worker.rejected = self.book.reject(worker.client, why, worker.name)
@@ -255,45 +254,33 @@ class Server:
     async def _publish(self, tasks: list[Task]) -> None:
         """All of them have reached the broker's disk before anything else is applied."""
         downs: dict[str, Any] = {}
-        for task in tasks:
-            if task.exchange not in downs:
-                downs[task.exchange] = jax.tree.map(np.asarray, self.book.down(task.exchange))
-            words = {"task": str(task.number), "exchange": task.exchange, "memory": str(task.memory), "parcel": ""}
-            down, key = downs[task.exchange], self.book.key(task)
-            start = (jax.tree.map(np.asarray, self.book.x0),) if self._needs_start(task) else ()
-            if Schema.of((down, *start)).num_bytes > parcels.INLINE_BYTES:
-                words["parcel"] = await self._parcel(task, down, *start)
-                body = encode("task", words, (key,))
-            else:
-                body = encode("task", words, (key, down, *start))
-            name, headers = self.by_client[task.client].name, {"Nats-Msg-Id": f"task-{task.number}"}
-            await lasting(
-                lambda name=name, body=body, headers=headers: self.stream.publish(
-                    task_subject(name), body, headers=headers
-                )
-            )
-        if tasks and self._put:
-            await self._tidy()
+        for first in range(0, len(tasks), _AT_ONCE):
+            bodies = []
+            for task in tasks[first : first + _AT_ONCE]:
+                if task.exchange not in downs:
+                    downs[task.exchange] = jax.tree.map(np.asarray, self.book.down(task.exchange))
+                bodies.append((task, await self._body(task, downs[task.exchange])))
+            await asyncio.gather(*(self._send(task, body) for task, body in bodies))
 
-    def _needs_start(self, task: Task) -> bool:
-        return self.book.trips.remembers and task.memory < 0
+    async def _body(self, task: Task, down: Any) -> bytes:
+        words = {"task": str(task.number), "exchange": task.exchange, "memory": str(task.memory), "parcel": ""}
+        start = (jax.tree.map(np.asarray, self.book.x0),) if self.book.trips.remembers and task.memory < 0 else ()
+        if Schema.of((down, *start)).num_bytes <= parcels.INLINE_BYTES:
+            return encode("task", words, (self.book.key(task), down, *start))
+        words["parcel"] = _model_name(task)
+        for parcel, tree in ((words["parcel"], down), *((START, tree) for tree in start)):
+            if parcel not in self._put:
+                self._put = {parcel, *self._put & self._wanted_models()}
+                await parcels.put(self.stream, parcels.MODELS, parcel, pieces("model", {}, tree), self._put)
+        return encode("task", words, (self.book.key(task),))
 
-    async def _parcel(self, task: Task, down: Any, start: Any = None) -> str:
-        name = f"{task.exchange}-{task.round}-{task.applied}"
-        for parcel, tree in ((name, down), (START, start)):
-            if tree is not None and parcel not in self._put:
-                await parcels.put(self.stream, parcels.MODELS, parcel, encode("model", {}, tree))
-                self._put.add(parcel)
-        self._parcels[str(task.number)] = name
-        return name
+    async def _send(self, task: Task, body: bytes) -> None:
+        name, headers = self.by_client[task.client].name, {"Nats-Msg-Id": f"task-{task.number}"}
+        await lasting(lambda: self.stream.publish(task_subject(name), body, headers=headers))
 
-    async def _tidy(self) -> None:
-        """Models that no task needs any more."""
-        out = {str(number) for number in self.book.out}
-        self._parcels = {number: name for number, name in self._parcels.items() if number in out}
-        for parcel in self._put - set(self._parcels.values()) - {START}:
-            await parcels.drop(self.stream, parcels.MODELS, parcel)
-            self._put.discard(parcel)
+    def _wanted_models(self) -> set[str]:
+        """The parcels that tasks which are out start from; all else in the models' bucket is of no use."""
+        return {START, *map(_model_name, self.book.out.values())}
 
     # --- streams and people --------------------------------------------------------------------------------------
 
@@ -317,8 +304,7 @@ class Server:
         if self._largest() > parcels.INLINE_BYTES:
             room = 2 * self._largest() + (64 << 20)
             await parcels.make_bucket(self.stream, parcels.MODELS, room * (2 + len(self.workers)))
-            for parcel in await parcels.names(self.stream, parcels.MODELS):
-                await parcels.drop(self.stream, parcels.MODELS, parcel)
+            self._put = await parcels.sweep(self.stream, parcels.MODELS, self._wanted_models())
         for worker in self.workers:
             await self._make_way(worker)
 
@@ -415,6 +401,11 @@ class Server:
         if self._ended is None and self.status in ENDED:
             self._ended = time.time()
         return snapshot_of(self.book, list(self.workers.values()), self.tally, self.status, self._ended or time.time())
+
+
+def _model_name(task: Task) -> str:
+    """By what a task starts from: a name that the next server of the run finds again."""
+    return f"{task.exchange}-{task.round}-{task.applied}".replace(".", "-")
 
 
 async def _waiting(queue: "asyncio.Queue[Any]") -> list[Any]:

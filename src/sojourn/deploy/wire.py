@@ -8,17 +8,19 @@ functions. `decode` compares all that a message says of itself with what is expe
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from safetensors.numpy import save
 
 FORMAT = "1"
 _MAX_HEADER = 1 << 20
 _TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "U32": "uint32",
           "U8": "uint8", "BOOL": "bool"}  # fmt: skip
+_BLOCK = 1 << 13  # numbers at a time: they stay in the cache, and BLAS starts no threads for so few
+Buffer = bytes | bytearray | memoryview
 _NAMES = {name: short for short, name in _TYPES.items()}
 
 
@@ -42,13 +44,26 @@ class Schema:
         return sum(np.dtype(kind).itemsize * int(np.prod(shape)) for kind, shape in self.shapes)
 
 
+def pieces(kind: str, words: Mapping[str, str], tree: Any = ()) -> list[Buffer]:
+    """A message of a kind, words and the arrays of a tree, in pieces to be put together: nothing is copied."""
+    header: dict[str, Any] = {"__metadata__": {"sojourn": FORMAT, "kind": kind, **words}}
+    arrays, end = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)], 0
+    for i, array in enumerate(arrays):
+        place = [end, end := end + array.nbytes]
+        header[_name(i)] = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape), "data_offsets": place}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *(array.reshape(-1).view(np.uint8).data for array in arrays)]
+
+
 def encode(kind: str, words: Mapping[str, str], tree: Any = ()) -> bytes:
-    """A message of a kind: words, and the arrays of a tree."""
-    arrays = {_name(i): np.asarray(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(tree))}
-    return save(arrays, {"sojourn": FORMAT, "kind": kind, **words})
+    """The same in one piece."""
+    return b"".join(pieces(kind, words, tree))
 
 
-def decode(payload: bytes, kind: str, words: frozenset[str], schema: Schema) -> tuple[dict[str, str], list[np.ndarray]]:
+def decode(
+    payload: Buffer, kind: str, words: frozenset[str], schema: Schema
+) -> tuple[dict[str, str], list[np.ndarray]]:
     """The words and the arrays of a message that has exactly these and no others; anything else is rejected."""
     header, start = _header(payload)
     found = _words(header.pop("__metadata__", None), kind, words)
@@ -71,7 +86,7 @@ def decode(payload: bytes, kind: str, words: frozenset[str], schema: Schema) -> 
     return found, arrays
 
 
-def words_of(payload: bytes, kind: str, words: frozenset[str]) -> dict[str, str]:
+def words_of(payload: Buffer, kind: str, words: frozenset[str]) -> dict[str, str]:
     """The words alone, where they decide which arrays must follow."""
     header, _ = _header(payload)
     return _words(header.pop("__metadata__", None), kind, words)
@@ -87,27 +102,33 @@ def whole(words: Mapping[str, str], name: str) -> int:
 
 def check_numbers(arrays: list[np.ndarray], max_norm: float | None = None) -> float:
     """The norm of all floats together; numbers that are not finite, or a norm beyond the bound, are rejected."""
-    floats = [a for a in arrays if np.issubdtype(a.dtype, np.floating)]
-    if not all(np.isfinite(a).all() for a in floats):
+    floats = [a.reshape(-1) for a in arrays if np.issubdtype(a.dtype, np.floating)]
+    square = sum(_square(a[first : first + _BLOCK]) for a in floats for first in range(0, a.size, _BLOCK))
+    if not math.isfinite(square) and not all(np.isfinite(a).all() for a in floats):
         raise Rejected("it holds numbers that are not finite")
-    norm = float(np.sqrt(sum(float(np.sum(a.astype(np.float64) ** 2)) for a in floats)))
+    norm = math.sqrt(square)
     if max_norm is not None and norm > max_norm:
         raise Rejected("its norm is beyond the bound")
     return norm
 
 
+def _square(block: np.ndarray) -> float:
+    wide = block.astype(np.float64)
+    return float(wide @ wide)
+
+
 def _name(number: int) -> str:
-    return f"{number:05d}"  # as safetensors sorts by name
+    return f"{number:05d}"
 
 
-def _header(payload: bytes) -> tuple[dict[str, Any], int]:
+def _header(payload: Buffer) -> tuple[dict[str, Any], int]:
     if len(payload) < 8:
         raise Rejected("it is too short")
     length = int.from_bytes(payload[:8], "little")
     if length > _MAX_HEADER or 8 + length > len(payload):
         raise Rejected("its header is longer than it may be")
     try:
-        header = json.loads(payload[8 : 8 + length], object_pairs_hook=_no_doubles)
+        header = json.loads(bytes(payload[8 : 8 + length]), object_pairs_hook=_no_doubles)
     except (ValueError, RecursionError):
         raise Rejected("its header cannot be read") from None
     if not isinstance(header, dict):

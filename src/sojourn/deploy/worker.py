@@ -27,7 +27,7 @@ from sojourn.deploy import parcels
 from sojourn.deploy.book import Trips
 from sojourn.deploy.broker import TASKS, TROUBLE, alive_subject, connected, hello_subject, lasting, upload_subject
 from sojourn.deploy.keys import Credentials
-from sojourn.deploy.wire import FORMAT, Rejected, Schema, decode, encode, whole, words_of
+from sojourn.deploy.wire import FORMAT, Rejected, Schema, decode, encode, pieces, whole, words_of
 from sojourn.engine.checkpoint import load_state, save_state
 
 TASK_WORDS = frozenset({"task", "exchange", "memory", "parcel"})
@@ -183,8 +183,7 @@ async def _answered(post: Post, client: Client, message: Any) -> None:
     up = jax.tree.map(np.asarray, up)
     if client.trips.upload_schema(name).num_bytes > parcels.INLINE_BYTES:
         told["parcel"] = f"task-{number}"
-        content = encode("upload", {**told, "parcel": ""}, up)
-        del up
+        content = pieces("upload", {**told, "parcel": ""}, up)
         await parcels.put(post.stream, parcels.uploads_bucket(post.name), told["parcel"], content)
         del content
         up = ()
@@ -209,7 +208,7 @@ async def _read(post: Post, client: Client, data: bytes) -> tuple[Mapping[str, s
         schema = Schema.of(part)
         limit = schema.num_bytes + parcels.INLINE_BYTES
         content = await lasting(parcels.get, post.stream, parcels.MODELS, parcel, limit)
-        leaves += decode(bytes(content), "model", frozenset(), schema)[1]
+        leaves += decode(content, "model", frozenset(), schema)[1]
     return words, drawn, leaves
 
 

@@ -1,0 +1,1 @@
+"""A Flower app whose clients answer what they were sent."""

@@ -93,6 +93,22 @@ def test_a_sampled_cohort_is_the_simulators(method: Any, x64: None, tmp_path: Pa
     np.testing.assert_allclose(answer_of(book), np.ravel(history.params), rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"aggregator": "median"}, {"clip": 0.1, "noise_multiplier": 0.5, "delta": 1e-3}],
+    ids=["median", "private"],
+)
+def test_guards_and_their_noise_are_the_simulators(options: Any, x64: None, tmp_path: Path) -> None:
+    federation, everyone = problem(), list(range(CLIENTS))
+    method = sj.guarded(FedAvg(0.02, 3), **options)
+    book_of = lambda: InRounds(federation, method, tmp_path, Rules(), of=ROUNDS, seed=3)  # noqa: E731
+    book = played(book_of, Workers(federation, method), lambda round: everyone, killed=0.1)
+    history = sj.run(federation, method, ROUNDS, seed=3, progress=False)
+    np.testing.assert_allclose(answer_of(book), np.ravel(history.params), rtol=1e-9)
+    plain = sj.run(federation, FedAvg(0.02, 3), ROUNDS, seed=3, progress=False)
+    assert np.abs(answer_of(book) - np.ravel(plain.params)).max() > 1e-6
+
+
 def test_who_is_absent_is_replaced_and_the_log_still_replays(x64: None, tmp_path: Path) -> None:
     federation, method = problem(), CELSGD(0.01, 3, messages="printed")
     book_of = lambda: InRounds(federation, method, tmp_path, Rules(), of=6, seed=3, participation=3)  # noqa: E731

@@ -202,7 +202,7 @@ def serve_command(
     where = Place(listen, broker, ui_listen if ui else None, tuple(host or ()), tls)
     with Display(config.algorithms[0].label, config.run.rounds, words="waiting for workers") as display:
         history = serve(config, run, where, told=lambda s: display.update(*s.progress()), say=_say)
-    _show([history], run, path.stem)
+    _show([history], run, path.stem, again="the same command")
 
 
 @app.command("invite")
@@ -262,8 +262,12 @@ def join_command(
     from sojourn.serving import join, memory_place
 
     who = Credentials.load(creds)
-    with Line(who.name) as line:
-        done = join(url, who, data, memory or memory_place(creds), patience=patience, told=line.tell)
+    try:
+        with Line(who.name) as line:
+            done = join(url, who, data, memory or memory_place(creds), patience=patience, told=line.tell)
+    except KeyboardInterrupt:
+        print(f"sojourn: {who.name} left; the same command joins again", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None
     _say(f"{who.name}: the run is over; {done} tasks done")
 
 
@@ -407,7 +411,7 @@ def _place(path: Path, out: Path | None, resume: bool, force: bool, suffix: str 
     return place
 
 
-def _show(histories: "list[History]", place: Path, title: str) -> None:
+def _show(histories: "list[History]", place: Path, title: str, again: str = "--resume") -> None:
     """The table of results, the report, and the exit code that is true."""
     from sojourn.report import render, rich_table
 
@@ -421,7 +425,7 @@ def _show(histories: "list[History]", place: Path, title: str) -> None:
     _say(f"report: {page}")
     statuses = {history.status for history in histories}
     if "stopped" in statuses:
-        _say("stopped; go on with --resume")
+        _say(f"stopped; go on with {again}")
         raise typer.Exit(STOPPED)
     if "diverged" in statuses:
         names = ", ".join(h.label for h in histories if h.status == "diverged")

@@ -31,6 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _EVERY_SECONDS = 1.0
 _CHART_HEIGHT = 220
+_ROOM = 36  # for the numbers at an axis, so that charts neither cut nor move
 # No inline script or style, nothing from elsewhere, no page around this one; Vega interprets its expressions (`ast`).
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -203,7 +204,7 @@ def _x(field: str, title: str | None, further: Spec | None = None) -> Spec:
 
 
 def _y(field: str, form: str, further: Spec | None = None) -> Spec:
-    axis = {"format": form, "tickCount": 4, **(further or {})}
+    axis = {"format": form, "tickCount": 4, "minExtent": _ROOM, **(further or {})}
     return {"field": field, "type": "quantitative", "title": None, "axis": axis}
 
 

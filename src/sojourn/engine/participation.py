@@ -49,6 +49,11 @@ def draw_cohort(key: jax.Array, num_clients: int, size: int) -> jax.Array:
     return jnp.sort(jax.lax.fori_loop(0, size, place, empty))
 
 
+def number_of_members(who: Who, num_clients: int, cohort: int) -> int:
+    """How many take part in an exchange."""
+    return {Who.ALL: num_clients, Who.COHORT: cohort, Who.ONE: 1, Who.FIRST: 1}[who]
+
+
 def members(who: Who, round_key: jax.Array, num_clients: int, cohort: int, purpose: str) -> jax.Array:
     """The ids of those taking part in an exchange. The cohort depends on the round alone; ONE on the purpose too."""
     if who is Who.ALL:

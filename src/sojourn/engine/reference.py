@@ -19,11 +19,23 @@ from sojourn.core.oracle import KINDS
 from sojourn.core.vec import norm
 from sojourn.diagnostics.round_probes import Seen, measure_round
 from sojourn.engine.participation import members
-from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, context_of, evaluate, lost, shares, visitor
+from sojourn.engine.round_by_round import round_by_round
+from sojourn.engine.rounds import (
+    Course,
+    InThisProcess,
+    Plan,
+    Row,
+    Rows,
+    RunState,
+    context_of,
+    evaluate,
+    shares,
+    visitor,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
+class Reference(InThisProcess):
     """Plain Python loops, one client at a time: slow, simple, the yardstick of the others."""
 
     sweeps: ClassVar[bool] = False
@@ -42,17 +54,9 @@ class Reference:
     ) -> tuple[RunState, Rows, jax.Array]:
         if plan.grid is not None:
             raise SojournError('engine "reference" runs one setting at a time; use engine "compiled" for a sweep.')
-        rows: list[Rows] = []
-        while len(rows) < int(course.num_rounds):
-            state, row = _play(algorithm, clients, plan, state, course)
-            measured = _evaluate(algorithm, clients, state, plan=plan)
-            row = dataclasses.replace(row, diverged=row.diverged | lost(measured, course.evaluates(state.round)))
-            if not bool(course.evaluates(state.round)):
-                measured = {name: np.float64(np.nan) for name in measured}
-            rows.append(Rows(row, measured))
-            if bool(row.diverged):
-                break
-        return state, jax.tree.map(lambda *a: np.stack(a), *rows), jnp.asarray(len(rows))
+        play = functools.partial(_play, algorithm, clients, plan, limit=course.limit)
+        measure = functools.partial(self.measure, algorithm, clients, plan=plan)
+        return round_by_round(state, course, play, measure, jax.eval_shape(measure, state))
 
     def warm_up(self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan) -> RunState:
         return state
@@ -61,7 +65,7 @@ class Reference:
         return _evaluate(algorithm, clients, state, plan=plan)
 
 
-def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, course: Course) -> tuple[RunState, Row]:
+def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, limit: Any) -> tuple[RunState, Row]:
     server, memory = state.server, state.memory
     round_key = jax.random.fold_in(state.root, state.round)
     clients = clients.in_round(round_key)
@@ -94,7 +98,7 @@ def _play(algorithm: Algorithm, clients: Clients, plan: Plan, state: RunState, c
         trail = jax.tree.map(lambda *a: jnp.stack(a), *trails)
         seen += [] if trail is None else [Seen(trail, ids, clients.num_clients)]
     info |= measure_round(plan.record, seen)
-    diverged = ~(norm(algorithm.model(server)) <= course.limit)
+    diverged = ~(norm(algorithm.model(server)) <= limit)
     row = Row(jnp.asarray(answers, jnp.int32), jnp.asarray(calls, jnp.int32), info, diverged)
     return RunState(server, memory, state.round + 1, state.root), row
 

@@ -20,7 +20,7 @@ from sojourn.algorithms.base import Algorithm, Context
 from sojourn.core.federation import Clients, Federation
 from sojourn.core.vec import norm
 from sojourn.engine.compiled import Compiled
-from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, evaluate, lost, visitor
+from sojourn.engine.rounds import Course, InThisProcess, Plan, Row, Rows, RunState, evaluate, lost, visitor
 from sojourn.traces.trace import Trace, Uploads
 
 _CAPACITY = 1024  # uploads that a chunk can report on
@@ -40,7 +40,7 @@ class Waves(eqx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
+class Replay(InThisProcess):
     """The compiled engine for asynchronous methods."""
 
     trace: Trace

@@ -12,6 +12,7 @@ from sojourn.engine.choice import Auto
 from sojourn.engine.compiled import Compiled
 from sojourn.engine.one_by_one import OneByOne
 from sojourn.engine.processes import Processes
+from sojourn.engine.ray_cluster import Ray
 from sojourn.engine.reference import Reference
 from sojourn.engine.replay import Replay
 from sojourn.engine.rounds import Course, Plan, Rows, RunState
@@ -42,7 +43,7 @@ class Engine(Protocol):
         ...
 
 
-ENGINES: dict[str, Any] = {"auto": Auto, "compiled": Compiled, "processes": Processes, "reference": Reference}
+ENGINES: dict[str, Any] = {"auto": Auto, "compiled": Compiled, "processes": Processes, "ray": Ray, "reference": Reference}
 
 
 def in_virtual_time(engine: Engine, trace: Trace) -> Replay | OneByOne:

@@ -81,6 +81,40 @@ class Shard:
         ]
 
 
+class Actor:
+    """A block of clients on a cluster: their data, what they remember, and the programs that visit them."""
+
+    def begin(
+        self, settings: dict[str, Any], programs: dict[Which, Program], constants: list[np.ndarray], first: int
+    ) -> None:
+        self._shard: Shard | None = Shard(settings, programs, constants)
+        self._first = first
+        self._table: list[np.ndarray] = []
+
+    def end(self) -> None:
+        self._shard, self._table = None, []
+        _forget()
+
+    def prepare(self, which: Which) -> None:
+        assert self._shard is not None
+        self._shard.prepare(which)
+
+    def remember(self, memory: list[np.ndarray]) -> None:
+        self._table = [np.array(rows) for rows in memory]
+
+    def memory(self) -> list[np.ndarray]:
+        return self._table
+
+    def play(
+        self, which: Which, key: np.ndarray, ids: np.ndarray, weights: np.ndarray, down: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        assert self._shard is not None
+        found = self._shard.play(which, key, ids, weights, down, self._table, self._first)
+        for rows, new in zip(self._table, found, strict=False):  # memories come first
+            rows[ids - self._first] = new[: len(ids)]
+        return found[len(self._table) :]
+
+
 def views(memory: Any, places: Sequence[Place]) -> list[np.ndarray]:
     """The arrays that lie at these places."""
     import ml_dtypes  # noqa: F401 -- gives NumPy the names of JAX's own types

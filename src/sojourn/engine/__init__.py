@@ -43,7 +43,13 @@ class Engine(Protocol):
         ...
 
 
-ENGINES: dict[str, Any] = {"auto": Auto, "compiled": Compiled, "processes": Processes, "ray": Ray, "reference": Reference}
+ENGINES: dict[str, Any] = {
+    "auto": Auto,
+    "compiled": Compiled,
+    "processes": Processes,
+    "ray": Ray,
+    "reference": Reference,
+}
 
 
 def in_virtual_time(engine: Engine, trace: Trace) -> Replay | OneByOne:

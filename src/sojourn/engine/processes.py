@@ -5,6 +5,7 @@ whose other end closes when this process dies, and a worker that sees it closed 
 their own (`worker.py`), so a script needs no guard around its main part, and stay for the next run of this process.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import itertools
@@ -17,7 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -148,6 +149,9 @@ class Worker:
         """What went wrong; an empty text if nothing did. EOFError or OSError: it is gone."""
         return str(self._connection.recv())
 
+    def answers_within(self, seconds: float) -> bool:
+        return bool(self._connection.poll(seconds))
+
     def dismiss(self) -> None:
         self._connection.close()
         self.process.kill()
@@ -155,6 +159,17 @@ class Worker:
 
 
 _idle: list[Worker] = []  # between runs: they stay while this process does, or until they have waited too long
+
+
+@atexit.register
+def dismiss_idle() -> None:
+    while _idle:
+        _idle.pop().dismiss()
+
+
+def _noticed_later() -> contextlib.suppress:
+    """An order that a dead worker cannot be given: its death is noticed when the answer is waited for."""
+    return contextlib.suppress(BrokenPipeError, ConnectionError)
 
 
 class Crew:
@@ -172,13 +187,16 @@ class Crew:
             views(self._arena.memory, self._tasks[0]["constants"]), baggage.constants[0], strict=True
         ):
             place[...] = array
-        self._crew: list[Worker] = []
-        for number in range(blocks.workers):
-            self._crew.append(_idle.pop() if _idle else Worker())
-            with self._replaced(number):
-                self._begin(number)
-        for number in range(blocks.workers):
-            self._heard(number, ())
+        self._crew = [_idle.pop() if _idle else Worker() for _ in range(blocks.workers)]
+        try:
+            for number in range(blocks.workers):
+                with _noticed_later():
+                    self._begin(number)
+            for number in range(blocks.workers):
+                self._heard(number, ())
+        except BaseException:
+            self.close()
+            raise
 
     def _lay_out(self, baggage: Baggage) -> None:
         self._arena = Arena()
@@ -218,7 +236,7 @@ class Crew:
             place[...] = array
         bounds = self._blocks.bounds(len(ids))
         for number, (low, high) in enumerate(bounds):
-            with self._replaced(number):
+            with _noticed_later():
                 self._crew[number].tell("play", which, low, high)
         found = []
         for number, (low, high) in enumerate(bounds):
@@ -234,7 +252,7 @@ class Crew:
         for one in self._crew:
             try:  # one that is in the middle of something is not worth waiting for
                 one.tell("end")
-                done = one._connection.poll(1.0) and not one.hear()
+                done = one.answers_within(1.0) and not one.hear()
             except (EOFError, OSError):
                 done = False
             if done:
@@ -245,20 +263,14 @@ class Crew:
         self._arena.close()
 
     def _all(self, order: tuple[Any, ...]) -> None:
-        for number, one in enumerate(self._crew):
-            with self._replaced(number):
+        for one in self._crew:
+            with _noticed_later():
                 one.tell(*order)
         for number in range(len(self._crew)):
             self._heard(number, order)
 
     def _begin(self, number: int) -> None:
         self._crew[number].tell("begin", self._tasks[number], handle=self._arena.file.fileno())
-
-    @contextlib.contextmanager
-    def _replaced(self, number: int) -> Iterator[None]:
-        """An order that cannot be given is noticed when the answer is waited for."""
-        with contextlib.suppress(BrokenPipeError, ConnectionError):
-            yield
 
     def _heard(self, number: int, order: tuple[Any, ...]) -> None:
         """Waits for a worker's answer to its last order; one that has died is replaced and given it again."""

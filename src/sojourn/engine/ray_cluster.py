@@ -65,15 +65,15 @@ class Ray(FieldsChecked, Sharded):
         """Ray, connected; one that this program was connected to already is used as it is."""
         ray = _ray()
         if not ray.is_initialized():
-            here = {"num_cpus": actors} if self.address is None else {"address": self.address}
-            quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
-            if self.address is not None:
-                quiet.pop("include_dashboard")
+            local = {"address": "local", "num_cpus": actors, "include_dashboard": False}
+            where = local if self.address is None else {"address": self.address}
             try:
                 with _ray_warnings():
-                    ray.init(**here, **quiet)
+                    ray.init(**where, logging_level=logging.ERROR, log_to_driver=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                if self.address is None:
+                    raise SojournError(f"a local Ray cluster does not start: {why}") from error
                 raise SojournError(
                     f'there is no Ray cluster at address = "{self.address}" ({why}); start one with ray start --head.'
                 ) from error

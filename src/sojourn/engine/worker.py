@@ -95,6 +95,12 @@ class Actor:
         self._shard, self._table = None, []
         _forget()
 
+    def where(self) -> tuple[int, str]:
+        """Its process, and the node that it is on."""
+        import ray
+
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
     def prepare(self, which: Which) -> None:
         assert self._shard is not None
         self._shard.prepare(which)

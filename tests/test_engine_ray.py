@@ -30,6 +30,7 @@ from test_parity import assert_same_state, assert_same_table, play
 
 run = functools.partial(sj.run, progress=False)
 ENGINE = Ray(actors=2)
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 TABLES = {"problem": {"name": "quadratic"}, "algorithm": {"name": "local-sgd", "step_size": 0.1}}
 
 pytestmark = [
@@ -178,6 +179,17 @@ def test_what_the_cluster_cannot_do_is_told_in_a_sentence(cluster: Any) -> None:
         Ray(actors=0)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere"])
+def test_an_address_without_a_cluster_is_told_in_a_sentence(address: str) -> None:
+    """In a process that is connected to none, which is what this one is not."""
+    program = (
+        "from sojourn.engine import Ray\nfrom sojourn.core.errors import SojournError\n"
+        f"try:\n    Ray(address={address!r}).blocks(3)\nexcept SojournError as error:\n    print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
+    assert f'there is no Ray cluster at address = "{address}"' in said.stdout and said.stderr == ""
+
+
 def test_without_ray_a_sentence_says_what_to_install(monkeypatch: Any, tmp_path: Path) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "ray" else find(name, *a))
@@ -196,7 +208,7 @@ def test_a_local_cluster_comes_and_goes_with_the_command(tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, "-c", program, "run", str(config), "--out", str(tmp_path / "out"), "--set", "engine.name=ray",
          "--set", "engine.actors=1", "--set", "run.rounds=3"],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, env=ENVIRONMENT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

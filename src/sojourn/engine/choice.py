@@ -40,7 +40,9 @@ class Auto(Compiled):
         if kept is not None:
             if kept.get("name") == Processes.name:
                 return Processes(workers=kept.get("workers")), "the run began with it"
-            return compiled, "the run began with it"
+            return compiled, "the run began with it" if kept.get(
+                "name", "compiled"
+            ) == "compiled" else "it goes on here"
         why = self._against_processes(federation, algorithm, rounds, plan)
         if why:
             return compiled, why

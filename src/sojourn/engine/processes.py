@@ -76,6 +76,9 @@ class Everyone:
     firsts: tuple[int, ...] = (0,)
 
     def capacity(self, total: int) -> int:
+        return self.typical(total)
+
+    def typical(self, total: int) -> int:
         return math.ceil(total / self.workers)
 
     def bounds(self, total: int) -> list[tuple[int, int]]:
@@ -111,16 +114,23 @@ class Arena:
         return places
 
     def open(self) -> None:
-        place = _SHARED if _SHARED.is_dir() and os.access(_SHARED, os.W_OK) else None
-        try:
-            self.file = tempfile.TemporaryFile(dir=place)  # noqa: SIM115 -- open as long as the arena
-            os.posix_fallocate(self.file.fileno(), 0, self.num_bytes)  # a memory that is too small says so now
-        except OSError as error:
-            raise SojournError(
-                f"there is no room for {self.num_bytes / 2**20:,.0f} MiB of shared memory ({error.strerror}); "
-                'use engine "compiled".'
-            ) from error
-        self.memory = mmap.mmap(self.file.fileno(), self.num_bytes)
+        for place in [_SHARED, None] if _SHARED.is_dir() else [None]:  # containers may have little shared memory
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+                file = stack.enter_context(tempfile.TemporaryFile(dir=place))
+                self._reserve(file.fileno())
+                self.memory, self.file = mmap.mmap(file.fileno(), self.num_bytes), file
+                stack.pop_all()  # open as long as the arena
+                return
+        raise SojournError(
+            f'there is no room for {self.num_bytes / 2**20:,.0f} MiB of shared memory; use engine "compiled".'
+        )
+
+    def _reserve(self, file: int) -> None:
+        """All of it now: memory that is found missing later would end the process."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, self.num_bytes)
+        else:
+            os.ftruncate(file, self.num_bytes)
 
     def close(self) -> None:
         self.file.close()  # the memory goes with its last view
@@ -298,4 +308,4 @@ class Crew:
     @staticmethod
     def _fine(said: str) -> None:
         if said:
-            raise RuntimeError(f"a worker process failed: {said}")
+            raise SojournError(f'a worker process failed, which engine "compiled" may not: {said.splitlines()[0]}')

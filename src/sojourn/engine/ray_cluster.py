@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import os
+import socket
 import warnings
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
@@ -29,6 +30,7 @@ from sojourn.engine.worker import ONE_THREAD, Which
 _LIVES = 3  # how often an actor is replaced for one answer before the run is given up
 _LOG_BYTES = 1 << 28  # of broadcasts that are kept for an actor to repeat; then all memories are fetched instead
 _SECONDS_TO_START = 120.0  # for all actors: long enough to import JAX on a busy machine
+_SECONDS_TO_ANSWER = 10.0  # for a cluster's address
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 Letter = tuple[Which, np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]  # exchange, key, ids, weights, Down
@@ -68,9 +70,10 @@ class Ray(FieldsChecked, Sharded):
             local = {"address": "local", "num_cpus": actors, "include_dashboard": False}
             where = local if self.address is None else {"address": self.address}
             try:
+                _check_someone_listens(self.address)
                 with _ray_warnings():
                     ray.init(**where, logging_level=logging.ERROR, log_to_driver=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 why = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 if self.address is None:
                     raise SojournError(f"a local Ray cluster does not start: {why}") from error
@@ -83,6 +86,13 @@ class Ray(FieldsChecked, Sharded):
                 "actors, or add nodes with ray start."
             )
         return ray
+
+
+def _check_someone_listens(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_SECONDS_TO_ANSWER).close()
 
 
 def _ray() -> Any:
@@ -125,6 +135,9 @@ class Owned:
 
     def capacity(self, total: int) -> int:
         return min(total, self.size)
+
+    def typical(self, total: int) -> int:
+        return math.ceil(total / len(self.starts))
 
     def bounds(self, ids: np.ndarray) -> list[tuple[int, int]]:
         """Where each block's members begin and end among sorted ids."""

@@ -129,6 +129,10 @@ class Blocks(Protocol):
         """The most members of an exchange of `total` that one shard can have."""
         ...
 
+    def typical(self, total: int) -> int:
+        """How many it has on average, rounded up."""
+        ...
+
 
 @dataclasses.dataclass
 class _Session:
@@ -158,7 +162,7 @@ class Sharded(abc.ABC):
     def team(self, baggage: Baggage, blocks: Blocks, num_clients: int) -> Team: ...
 
     def width(self, federation: Federation, cohort: int, num_settings: int = 1) -> int:
-        shard = self.blocks(federation.num_clients).capacity(cohort)
+        shard = self.blocks(federation.num_clients).typical(cohort)
         return divisor_at_most(shard, Compiled().side_by_side(federation, shard))
 
     def settings_in_turn(self, federation: Federation) -> bool:
@@ -315,9 +319,10 @@ def pack(algorithm: Algorithm, clients: Clients, state: RunState, plan: Plan, bl
         phase = dataclasses.replace(plan, opening=opening)
         for number, exchange in enumerate(phase.exchanges(algorithm)):
             total = number_of_members(exchange.who, clients.num_clients, plan.cohort)
-            visits[opening, number] = _traced(
-                constants, memory, state.server, phase, number, exchange, total, blocks.capacity(total)
-            )
+            width = min(plan.width, blocks.typical(total))
+            capacity = -(-blocks.capacity(total) // width) * width  # whole groups
+            own = dataclasses.replace(phase, width=width)
+            visits[opening, number] = _traced(constants, memory, state.server, own, number, exchange, total, capacity)
     return Baggage(visits, [constants.pack((algorithm, part)) for part in parts], memory, _settings())
 
 

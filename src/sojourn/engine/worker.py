@@ -84,6 +84,9 @@ class Shard:
 class Actor:
     """A block of clients on a cluster: their data, what they remember, and the programs that visit them."""
 
+    def __init__(self) -> None:
+        _one_thread()
+
     def begin(
         self, settings: dict[str, Any], programs: dict[Which, Program], constants: list[np.ndarray], first: int
     ) -> None:

@@ -38,7 +38,7 @@ _FEW = 8  # settings: where not even so many fit side by side, one after another
 
 @dataclasses.dataclass(frozen=True)
 class Compiled(InThisProcess):
-    """Whole rounds as one compiled program (the default)."""
+    """Whole rounds as one compiled program, in this process."""
 
     placement: Annotated[
         Literal["auto", "vmap", "scan"],

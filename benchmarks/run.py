@@ -46,6 +46,7 @@ IMAGES = ("contender", "pytorch_loop", "pfl_sim")  # those that W3 is written fo
 LARGE_STEPS, THREADED = ("W2-1000", "W3"), ("pytorch_loop", "pfl_sim")
 
 
+OWN = ("memory", "asynchronous", "online", "processes")  # our own measurements, each a script and an option
 NOT_ASKED = "not written for this workload"
 
 
@@ -170,18 +171,15 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="measure peak memory alone, and keep the rest")
     parser.add_argument("--asynchronous", action="store_true", help="measure virtual time alone, and keep the rest")
     parser.add_argument("--online", action="store_true", help="measure a study of regret alone, and keep the rest")
+    parser.add_argument("--processes", action="store_true", help="measure worker processes alone, and keep the rest")
     parser.add_argument("--figure", action="store_true", help="measure figure 5.1a alone, and keep the rest")
     chosen = parser.parse_args()
-    if chosen.figure or chosen.memory or chosen.asynchronous or chosen.online or chosen.workloads:
+    own = {name: getattr(chosen, name) for name in OWN}
+    if chosen.figure or chosen.workloads or any(own.values()):
         record = json.loads((HERE / "results.json").read_text())
         if chosen.figure:
             record["figure"] = figure()
-        if chosen.memory:
-            record["memory"] = _own("memory.py")
-        if chosen.asynchronous:
-            record["asynchronous"] = _own("asynchronous.py")
-        if chosen.online:
-            record["online"] = _own("online.py")
+        record |= {name: _own(f"{name}.py") for name, asked in own.items() if asked}
         if chosen.workloads:
             record["results"] |= contest(chosen.workloads, chosen)
             record["results"] = {name: record["results"][name] for name in WORKLOADS if name in record["results"]}
@@ -193,9 +191,7 @@ def main() -> None:
             "versions": {row: answers[-1].get("versions") for row, answers in results["W1"].items()},
             "results": results,
             "sweep": _own("sweep.py"),
-            "memory": _own("memory.py"),
-            "asynchronous": _own("asynchronous.py"),
-            "online": _own("online.py"),
+            **{name: _own(f"{name}.py") for name in OWN},
             "figure": figure(),
         }
     (HERE / "results.json").write_text(json.dumps(record, indent=1))
@@ -243,6 +239,7 @@ def write_readme(record: dict[str, Any]) -> None:
         *section("Memory", MEMORY, memory_rows(record.get("memory", {}))),
         *section("Virtual time", TIME, time_rows(record.get("asynchronous", {}))),
         *section("Regret", REGRET, regret_rows(record.get("online", {}))),
+        *section("Worker processes", PROCESSES, processes_rows(record.get("processes", {}))),
     ]  # fmt: skip
     page.write_text(before + "\n".join(body) + "<!-- end -->" + after)
 
@@ -263,6 +260,9 @@ TIME = (
 REGRET = ("a study of regret: 20 seeds, 8 numbers of machines, 8 dimensions, T = 4096", "seconds", "once compiled")
 
 
+PROCESSES = ("ms per round", "compiled, with its threads", "a process per core", "times as fast", "the least of each")
+
+
 def memory_rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
     return [[name, f"{of['scan']:.2f}", f"{of['vmap']:.2f}"] for name, of in found.items()]
 
@@ -270,6 +270,13 @@ def memory_rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
 def time_rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
     return [
         [name, f"{of['microseconds']:.3g}", f"{of['to_rounds']:.2f}", f"{of['one_by_one']:.1f}"]
+        for name, of in found.items()
+    ]
+
+
+def processes_rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
+    return [
+        [name, *(f"{of[key]:.3g}" for key in ("compiled", "processes", "faster", "faster_at_best"))]
         for name, of in found.items()
     ]
 

@@ -381,7 +381,7 @@ def test_a_resolved_config_survives_toml_and_validates_to_itself(tables: Tables)
 def test_a_resolved_config_writes_out_every_default() -> None:
     config = validate(quadratic())
     assert config.tables["run"]["precision"] == "float32"
-    assert config.tables["engine"] == {"name": "compiled", "placement": "auto"}
+    assert config.tables["engine"] == {"name": "auto", "placement": "auto"}
     assert config.tables["algorithm"]["num_local_steps"] == 10
     assert config.tables["problem"]["smoothness"] == 10.0
 

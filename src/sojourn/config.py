@@ -166,7 +166,7 @@ def validate(tables: Mapping[str, Any]) -> Config:
         model=model,
         algorithms=algorithms,
         run=run,
-        engine=_part("engine", tables, ENGINES, signature_model, "compiled") or Part("compiled", {}),
+        engine=_part("engine", tables, ENGINES, signature_model, "auto") or Part("auto", {}),
         tables={},
         deploy=checked("deploy", Rules, _dict("deploy", tables.get("deploy", {}))),
         **_time_parts(tables, any(ALGORITHMS[part.name].cls.asynchronous for part in algorithms)),

@@ -6,7 +6,6 @@ what it computes does not depend on where the chunks end.
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import threading
@@ -26,7 +25,7 @@ from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.federation import Clients, Federation
 from sojourn.core.keys import root_key
 from sojourn.diagnostics.probes import check_probes, with_probes
-from sojourn.engine import ENGINES, Engine, OneByOne, Replay, in_virtual_time
+from sojourn.engine import ENGINES, Auto, Compiled, Engine, OneByOne, Replay, engine_entry, in_virtual_time
 from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
 from sojourn.engine.accounting import Wire, check_messages, kept, message_shapes, one_memory, wire_of
 from sojourn.engine.checkpoint import fingerprint, load_state, save_state
@@ -47,9 +46,12 @@ from sojourn.history import (
     STATE_FILE,
     TABLE_FILE,
     History,
+    all_diverged,
     environment,
     first_rows,
     labels_entry,
+    read_manifest,
+    read_table,
     table_of,
     until_divergence,
 )
@@ -75,6 +77,7 @@ class Job:
     eval_every: int
     trace: Trace | None = None  # of an asynchronous method
     devices: Devices | None = None  # whose time synchronous rounds take, if it is asked for
+    why: str = "asked for"  # this engine
 
     def course(self, num_rounds: int) -> Course:
         whole = lambda number: jnp.asarray(number, jnp.int32)  # noqa: E731
@@ -86,9 +89,9 @@ def make_job(
     federation: Federation, algorithm: Algorithm, rounds: int, *,
     engine: str | Engine, participation: int | float | None, eval_every: int | None, record: Sequence[str],
     grid: tuple[int, int] | None = None, worlds: Sequence[Federation] = (), trace: Trace | None = None,
-    devices: Devices | None = None,
+    devices: Devices | None = None, kept: Mapping[str, Any] | None = None,
 ) -> Job:  # fmt: skip
-    """A job, checked before anything runs."""
+    """A job, checked before anything runs. `kept` is the manifest's entry on the engine of a run that goes on."""
     use_compilation_cache()
     machine = engine_of(engine)
     if not isinstance(federation, Federation) or not isinstance(algorithm, Algorithm):
@@ -116,6 +119,13 @@ def make_job(
         raise SojournError(f"{algorithm.title} is only right when everyone takes part; leave participation out.")
     for home in worlds or [federation]:
         algorithm.check(world_of(home, algorithm, cohort))
+    why = "asked for"
+    if isinstance(machine, Auto):
+        machine, why = (
+            machine.chosen(federation, algorithm, rounds, Plan(cohort, 1, record), kept)
+            if grid is None
+            else (Compiled(machine.placement), "a sweep is one program")
+        )
     num_settings = 1 if grid is None else grid[0] * grid[1]
     width = machine.width(federation, cohort, num_settings)
     several = [with_probes(world, algorithm, record).clients for world in worlds]
@@ -123,7 +133,7 @@ def make_job(
     plan = Plan(cohort, width, record, grid, stacked)
     plan = dataclasses.replace(plan, row_size=0 if trace else vector_size(algorithm, federation, plan))
     every = eval_every or max(1, rounds // 100)
-    return Job(federation, clients, algorithm, rounds, machine, plan, every, trace, devices)
+    return Job(federation, clients, algorithm, rounds, machine, plan, every, trace, devices, why)
 
 
 def world_of(federation: Federation, algorithm: Algorithm, cohort: int) -> World:
@@ -170,7 +180,7 @@ def run(
     rounds: int,
     *,
     seed: int = 0,
-    engine: str | Engine = "compiled",
+    engine: str | Engine = "auto",
     participation: int | float | None = None,
     eval_every: int | None = None,
     record: Sequence[str] = (),
@@ -195,9 +205,11 @@ def run(
     progress: True or False to force the progress line on or off; by default only on a terminal.
     Ctrl-C ends the run after the chunk in flight, with status "stopped".
     """
+    goes_on = resume and out is not None and (Path(out) / STATE_FILE).exists()
     job = make_job(
         federation, algorithm, rounds,
         engine=engine, participation=participation, eval_every=eval_every, record=record, trace=trace, devices=devices,
+        kept=read_manifest(Path(out) / MANIFEST_FILE).get("engine", {}) if goes_on and out is not None else None,
     )  # fmt: skip
     label = label or algorithm.title
     state = start(algorithm, federation, root_key(seed))
@@ -264,11 +276,11 @@ class Running:
             done = int(self.state.round)
             if done > self.job.rounds:
                 raise SojournError(f"{out} holds {done} rounds already; ask for at least as many, or another --out.")
-            kept = _read_table(out / TABLE_FILE, done)
+            kept = read_table(out / TABLE_FILE, done)
             self.tables = [self._without_closing(kept)]
             self.seconds = float(kept["seconds"].sum()) / max(1, self._num_settings() or 1)
-            self.status = "diverged" if _all_diverged(kept) else "running"
-            self._found = _read_manifest(out / MANIFEST_FILE)
+            self.status = "diverged" if all_diverged(kept) else "running"
+            self._found = read_manifest(out / MANIFEST_FILE)
         elif not resume and ((out / MANIFEST_FILE).exists() or (out / STATE_FILE).exists()):
             raise SojournError(f"{out} holds a run already; use --resume to go on with it, or another --out.")
 
@@ -286,7 +298,10 @@ class Running:
     def to_the_end(self, display: Display, stopped: threading.Event) -> History:
         if not self.tables:
             self._evaluate_start()
-        self._play(display, stopped)
+        try:
+            self._play(display, stopped)
+        finally:
+            self.job.engine.close()
         return self._finish()
 
     def _evaluate_start(self) -> None:
@@ -413,6 +428,7 @@ class Running:
             "num_clients": self.job.federation.num_clients,
             "cohort": self.job.plan.cohort,
             "equal_weights": self.job.federation.clients.weighs_equally(self.job.algorithm.weighting),
+            "engine": engine_entry(self.job.engine, self.job.why),
             "clients_side_by_side": self.job.plan.width,
             "floats_kept_by_a_client": self._kept,
             "facts": {} if self.job.plan.stacked else self.job.federation.facts.known(),
@@ -441,38 +457,6 @@ def setup_entry(federation: Federation, algorithm: Mapping[str, Any], cohort: in
         return {}
     everyone = cohort == federation.num_clients
     return {"setup": federation.setup.told(algorithm, federation.clients.batch_size, everyone)}
-
-
-def _read_table(path: Path, rounds: int) -> pd.DataFrame:
-    """The saved rows up to the saved state's round."""
-    try:
-        table = pd.read_parquet(path)
-    except Exception as error:
-        raise SojournError(
-            f"the table {path} cannot be read ({type(error).__name__}); it was left as it is: "
-            "restore it from a copy, or start again in another --out."
-        ) from error
-    if not {"round", "seconds", "diverged"} <= set(table.columns):
-        raise SojournError(f"the table {path} is not that of a run; restore it from a copy.")
-    table = table[table["round"] <= rounds].reset_index(drop=True)
-    if len(table) == 0 or (int(table["round"].max()) != rounds and not _all_diverged(table)):
-        raise SojournError(f"the table {path} ends before round {rounds} of the checkpoint; restore it from a copy.")
-    return table
-
-
-def _all_diverged(table: pd.DataFrame) -> bool:
-    """Whether every setting's last row has diverged."""
-    settings = table["setting"] if "setting" in table else np.zeros(len(table))
-    return bool(table.groupby(settings)["diverged"].last().all())
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """A kept manifest; one that is damaged is as good as none, since a run writes it anew."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 @contextlib.contextmanager

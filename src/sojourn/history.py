@@ -184,3 +184,35 @@ def load_history(directory: Path | str) -> History:
         reason = " ".join(str(error).split())[:200]
         raise SojournError(f"the run in {directory} cannot be read: {type(error).__name__}: {reason}.") from error
     return History(table, manifest, label=manifest.get("label", directory.name), config=config, trace=tasks)
+
+
+def read_table(path: Path, rounds: int) -> pd.DataFrame:
+    """The saved rows up to the saved state's round."""
+    try:
+        table = pd.read_parquet(path)
+    except Exception as error:
+        raise SojournError(
+            f"the table {path} cannot be read ({type(error).__name__}); it was left as it is: "
+            "restore it from a copy, or start again in another --out."
+        ) from error
+    if not {"round", "seconds", "diverged"} <= set(table.columns):
+        raise SojournError(f"the table {path} is not that of a run; restore it from a copy.")
+    table = table[table["round"] <= rounds].reset_index(drop=True)
+    if len(table) == 0 or (int(table["round"].max()) != rounds and not all_diverged(table)):
+        raise SojournError(f"the table {path} ends before round {rounds} of the checkpoint; restore it from a copy.")
+    return table
+
+
+def all_diverged(table: pd.DataFrame) -> bool:
+    """Whether every setting's last row has diverged."""
+    settings = table["setting"] if "setting" in table else np.zeros(len(table))
+    return bool(table.groupby(settings)["diverged"].last().all())
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A kept manifest; one that is damaged is as good as none, since a run writes it anew."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

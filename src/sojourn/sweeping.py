@@ -93,7 +93,7 @@ def sweep_settings(
     settings: Sequence[Setting],
     rounds: int,
     *,
-    engine: str | Engine = "compiled",
+    engine: str | Engine = "auto",
     participation: int | float | None = None,
     eval_every: int | None = None,
     record: Sequence[str] = (),

@@ -6,12 +6,13 @@ and `oracle.grad(x, z)`; the same z at two points is the two-point oracle of the
 
 import abc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sojourn.core.errors import SojournError
 from sojourn.core.vec import Vec, size, vecs
@@ -53,6 +54,12 @@ class Objective(eqx.Module):
         """The objective as clients meet it in one round; another one where data are dealt anew, by the round's key."""
         return self
 
+    def cut(self, firsts: Sequence[int], size: int) -> Sequence["Objective"]:
+        """What is needed to visit `size` clients from each of `firsts` on: parts of one shape, so that one program
+        serves all, which know the clients by their own numbers (see `Block`) and need no metrics. By default the whole.
+        """
+        return [self] * len(firsts)
+
     def open(self, client: jax.Array) -> Any:
         """One client's view, made once per visit: an index, an offset, or its data generated from a key."""
         return client
@@ -74,6 +81,45 @@ class Objective(eqx.Module):
     def largest_array(self, batch_size: int | None) -> int:
         """Numbers in the largest array that a gradient makes of its batch (None: of an exact answer's), if known."""
         return 0
+
+
+class Block(Objective):
+    """Some clients of an objective, `first` and those after it, under the numbers that they have in the whole."""
+
+    inside: Objective  # where they count from 0
+    first: Any
+
+    def open(self, client: jax.Array) -> Any:
+        return self.inside.open(client - self.first)
+
+    def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> Any:
+        return self.inside.draw(view, key, num_batches, batch_size)
+
+    def value(self, x: Any, view: Any, z: Any) -> jax.Array:
+        return self.inside.value(x, view, z)
+
+    def grad(self, x: Any, view: Any, z: Any) -> Any:
+        return self.inside.grad(x, view, z)
+
+    def full_value(self, x: Any, view: Any) -> jax.Array:
+        return self.inside.full_value(x, view)
+
+    def full_grad(self, x: Any, view: Any) -> Any:
+        return self.inside.full_grad(x, view)
+
+    def pool(self, zs: Any) -> Any:
+        return self.inside.pool(zs)
+
+    def num_samples(self, view: Any) -> jax.Array | int:
+        return self.inside.num_samples(view)
+
+    def metrics(self, x: Any, weights: jax.Array | None) -> dict[str, jax.Array]:
+        raise SojournError("a block of clients has no metrics of its own; ask the whole objective.")
+
+
+def entries(array: Any, first: int, size: int) -> Any:
+    """Some entries of an array's leading axis, as a view on the host: nothing is copied."""
+    return np.asarray(array)[first : first + size]
 
 
 class Ledger:

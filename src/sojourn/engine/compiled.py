@@ -17,6 +17,7 @@ from sojourn.algorithms.base import Algorithm
 from sojourn.core.federation import Clients, Federation
 from sojourn.engine.rounds import (
     Course,
+    InThisProcess,
     Plan,
     Rows,
     RunState,
@@ -36,8 +37,8 @@ _FEW = 8  # settings: where not even so many fit side by side, one after another
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
-    """Whole rounds as one compiled program (the default)."""
+class Compiled(InThisProcess):
+    """Whole rounds as one compiled program, in this process."""
 
     placement: Annotated[
         Literal["auto", "vmap", "scan"],

@@ -20,11 +20,23 @@ from sojourn.core.oracle import KINDS
 from sojourn.core.vec import norm
 from sojourn.diagnostics.round_probes import Seen, measure_round
 from sojourn.engine.participation import members
-from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, context_of, evaluate, lost, shares, visitor
+from sojourn.engine.round_by_round import round_by_round
+from sojourn.engine.rounds import (
+    Course,
+    InThisProcess,
+    Plan,
+    Row,
+    Rows,
+    RunState,
+    context_of,
+    evaluate,
+    shares,
+    visitor,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
+class Reference(InThisProcess):
     """Plain Python loops, one client at a time: slow, simple, the yardstick of the others."""
 
     sweeps: ClassVar[bool] = False
@@ -43,17 +55,9 @@ class Reference:
     ) -> tuple[RunState, Rows, jax.Array]:
         if plan.grid is not None:
             raise SojournError('engine "reference" runs one setting at a time; use engine "compiled" for a sweep.')
-        rows: list[Rows] = []
-        while len(rows) < int(course.num_rounds):
-            state, row = play_one(algorithm, clients, plan, state, course.limit)
-            measured = _evaluate(algorithm, clients, state, plan=plan)
-            row = dataclasses.replace(row, diverged=row.diverged | lost(measured, course.evaluates(state.round)))
-            if not bool(course.evaluates(state.round)):
-                measured = {name: np.float64(np.nan) for name in measured}
-            rows.append(Rows(row, measured))
-            if bool(row.diverged):
-                break
-        return state, jax.tree.map(lambda *a: np.stack(a), *rows), jnp.asarray(len(rows))
+        play = functools.partial(play_one, algorithm, clients, plan, limit=course.limit)
+        measure = functools.partial(self.measure, algorithm, clients, plan=plan)
+        return round_by_round(state, course, play, measure, jax.eval_shape(measure, state))
 
     def warm_up(self, algorithm: Algorithm, clients: Clients, state: RunState, course: Course, plan: Plan) -> RunState:
         return state

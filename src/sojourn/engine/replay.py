@@ -21,7 +21,7 @@ from sojourn.core.federation import Clients, Federation
 from sojourn.core.keys import server_key
 from sojourn.core.vec import norm
 from sojourn.engine.compiled import Compiled
-from sojourn.engine.rounds import Course, Plan, Row, Rows, RunState, evaluate, lost, visitor
+from sojourn.engine.rounds import Course, InThisProcess, Plan, Row, Rows, RunState, evaluate, lost, visitor
 from sojourn.traces.trace import Trace, Uploads
 
 _CAPACITY = 1024  # uploads that a chunk can report on
@@ -41,7 +41,7 @@ class Waves(eqx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
+class Replay(InThisProcess):
     """The compiled engine for asynchronous methods."""
 
     trace: Trace

@@ -38,6 +38,13 @@ class Plan:
         return algorithm.opening() if self.opening else algorithm.exchanges()
 
 
+class InThisProcess:
+    """Of engines that need no other process."""
+
+    def close(self) -> None:
+        """Nothing stays behind."""
+
+
 class RunState(eqx.Module):
     """All that is needed to go on: saved as one tree. A state given to an engine is used up by it."""
 
@@ -213,11 +220,11 @@ def visit_all(
     number = len(ids)
     width = divisor_at_most(number, width)
     keep_stack = exchange.reduce == "stack"
+    together = _together(visit, exchange, width)
 
     def group(memory: Any, ids: jax.Array, weights: jax.Array) -> tuple[Any, Any, Info, jax.Array, Trail | None]:
         mine = jax.tree.map(lambda a: a.at[ids].get(mode="promise_in_bounds"), memory)
-        ups, mine, info, calls, trails = (_visit_alone(visit) if width == 1 else jax.vmap(visit))(ids, mine)
-        up = ups if keep_stack else jax.tree.map(lambda a: jnp.tensordot(weights.astype(a.dtype), a, axes=1), ups)
+        up, mine, info, calls, trails = together(ids, mine, weights)
         memory = jax.tree.map(lambda a, new: a.at[ids].set(new, unique_indices=True), memory, mine)
         info = jax.tree.map(lambda a: jnp.sum(a, 0) / number, info)
         return up, memory, info, jnp.sum(calls, 0, dtype=jnp.int32), trails
@@ -240,6 +247,63 @@ def visit_all(
     if keep_stack:
         return ups, memory, *sums, trails
     return sums[0], memory, sums[1], sums[2], trails
+
+
+def visit_some(
+    visit: Visit, exchange: Exchange, memory: Any, ids: jax.Array, weights: jax.Array, width: int, count: jax.Array,
+    total: int,
+) -> tuple[Any, Any, Info, jax.Array, Trail | None]:  # fmt: skip
+    """Visits the first `count` of these ids, at least one, for an exchange of `total` members that several visit.
+
+    As `visit_all`, but `memory` holds the rows of these ids, in their order, and weights and info are shares of the
+    whole exchange, so that what several have found just adds up. Of a stack, of memories and of trails the first
+    `count` entries mean something. One program serves all counts: it visits whole groups and counts no more than
+    was asked for.
+    """
+    capacity = len(ids)
+    width = divisor_at_most(capacity, width)
+    keep_stack = exchange.reduce == "stack"
+    together = _together(visit, exchange, width)
+
+    def group(first: Any) -> tuple[Any, Any]:
+        """What is summed and what is kept of the `width` members from `first` on."""
+        cut = lambda a: jax.lax.dynamic_slice_in_dim(a, first, width)  # noqa: E731
+        up, mine, info, calls, trails = together(cut(ids), jax.tree.map(cut, memory), cut(weights))
+        asked = first + jnp.arange(width) < count
+        those = lambda a: jnp.where(asked.reshape(-1, *[1] * (a.ndim - 1)), a, 0)  # noqa: E731
+        info = jax.tree.map(lambda a: jnp.sum(those(a), 0) / total, info)
+        calls = jnp.sum(those(calls), 0, dtype=jnp.int32)
+        return ((info, calls), (mine, trails, up)) if keep_stack else ((info, calls, up), (mine, trails))
+
+    def fold(number: jax.Array, carry: Any) -> Any:
+        sums, kept = carry
+        more, new = group(number * width)
+        put = lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, number * width, 0)  # noqa: E731
+        return jax.tree.map(jnp.add, sums, more), jax.tree.map(put, kept, new)
+
+    if width == capacity:
+        sums, kept = group(0)
+    else:
+        summed, rows = jax.eval_shape(group, jnp.zeros((), jnp.int32))
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), summed)
+        empty = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape[1:]), a.dtype), rows)
+        sums, kept = jax.lax.fori_loop(0, (count + width - 1) // width, fold, (zeros, empty))
+    up = kept[2] if keep_stack else sums[2]
+    return up, kept[0], sums[0], sums[1], kept[1]
+
+
+def _together(visit: Visit, exchange: Exchange, width: int) -> Callable[[jax.Array, Any, jax.Array], Any]:
+    """The visit of a group side by side: (ids, memories, weights) -> what `visit` gives, stacked; the Ups are summed by
+    their weights unless the exchange keeps them all."""
+    side_by_side = _visit_alone(visit) if width == 1 else jax.vmap(visit)
+
+    def group(ids: jax.Array, memory: Any, weights: jax.Array) -> Any:
+        ups, *rest = side_by_side(ids, memory)
+        if exchange.reduce == "stack":
+            return ups, *rest
+        return jax.tree.map(lambda a: jnp.tensordot(weights.astype(a.dtype), a, axes=1), ups), *rest
+
+    return group
 
 
 def _visit_alone(visit: Visit) -> Visit:

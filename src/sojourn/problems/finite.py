@@ -20,7 +20,7 @@ from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation, build
 from sojourn.core.frozen import is_frozen
 from sojourn.core.keys import purpose_key, root_key, uniform_index
-from sojourn.core.oracle import Objective
+from sojourn.core.oracle import Block, Objective, entries
 
 Loss = Callable[..., jax.Array]  # (params, batch) -> mean loss over the batch's rows; stochastic: (…, keys) too
 Metrics = Callable[[Any, Any], dict[str, jax.Array]]  # (params, batch) -> means over the batch's rows
@@ -72,6 +72,37 @@ class FiniteData(Objective):
 
     def in_round(self, key: jax.Array) -> "FiniteData":
         return self if self.redeal is None else dataclasses.replace(self, order=self.redeal.draw(key))
+
+    def cut(self, firsts: Sequence[int], size: int) -> Sequence[Objective]:
+        if self.redeal is not None:
+            return [self] * len(firsts)  # in some round a client may hold any row
+        return [Block(self._part(first, size, self._rows_of(firsts, size)), np.int32(first)) for first in firsts]
+
+    def _rows_of(self, firsts: Sequence[int], size: int) -> int:
+        """The most rows that one of these blocks holds."""
+        ends = np.append(np.asarray(self._offsets()), len(self.row_weights))
+        return int(max(ends[first + size] - ends[first] for first in firsts))
+
+    def _offsets(self) -> np.ndarray:
+        """(M,) every client's first row."""
+        if self.equal_size is not None:
+            return np.arange(self.num_clients, dtype=np.int64) * self.equal_size
+        return np.asarray(self.offsets)
+
+    def _part(self, first: int, size: int, num_rows: int) -> "FiniteData":
+        """`size` clients from this one on, without what metrics need; the rows are views, nothing is copied."""
+        offsets = self._offsets()[first : first + size]
+        start = int(min(offsets[0], len(self.row_weights) - num_rows))
+        ragged = self.equal_size is None
+        return dataclasses.replace(
+            self,
+            rows=jax.tree.map(lambda a: entries(a, start, num_rows), self.rows),
+            offsets=entries(offsets.astype(np.int32) - np.int32(start), 0, size) if ragged else None,
+            sizes=entries(self.sizes, first, size) if ragged else None,
+            test_rows=None,
+            row_weights=entries(self.row_weights, 0, 0),
+            row_clients=None,
+        )
 
     def open(self, client: jax.Array) -> Any:
         if self.equal_size is not None:

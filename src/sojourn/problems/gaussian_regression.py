@@ -4,6 +4,8 @@ Client m draws a ~ N(mean_m, I) and y = <x_m, a> + noise; the loss of a sample i
 new samples; the exact loss is a quadratic, so everything about it is known.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sojourn.core.federation import Federation, build
-from sojourn.core.oracle import Objective
+from sojourn.core.oracle import Block, Objective, entries
 from sojourn.problems.caps import regression_facts, regression_hessians
 from sojourn.problems.quadratic import Quadratic
 
@@ -22,6 +24,13 @@ class GaussianRegression(Objective):
     means: jax.Array  # (M, d)
     exact: Quadratic  # the expected loss, less the noise's half variance
     noise_std: jax.Array
+
+    def cut(self, firsts: Sequence[int], size: int) -> Sequence[Objective]:
+        return [Block(self._part(first, size), np.int32(first)) for first in firsts]
+
+    def _part(self, first: int, size: int) -> "GaussianRegression":
+        means = entries(self.means, first, size)
+        return dataclasses.replace(self, means=means, exact=self.exact.part(first, size))
 
     def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> tuple[jax.Array, jax.Array]:
         normal = jax.random.normal(key, (num_batches, batch_size, self.means.shape[1] + 1), self.means.dtype)

@@ -21,6 +21,7 @@ from pydantic import Field
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import purpose_key, uniform_index
+from sojourn.core.oracle import entries
 from sojourn.core.vec import Vec, norm
 from sojourn.data.text import Text
 from sojourn.models.layers import has_dropout
@@ -81,6 +82,11 @@ class Stretches(FiniteData):
 
     tokens: jax.Array = eqx.field(kw_only=True)  # (clients, length)
     clip: jax.Array | None = eqx.field(kw_only=True)  # None: gradients as they are
+
+    def _part(self, first: int, size: int, num_rows: int) -> "Stretches":
+        part = super()._part(first, size, num_rows)
+        assert isinstance(part, Stretches)
+        return dataclasses.replace(part, tokens=entries(self.tokens, first, size))
 
     def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> Any:
         window, length = self.rows.shape[1], self.tokens.shape[1]

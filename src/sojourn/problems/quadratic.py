@@ -1,5 +1,7 @@
 """Quadratics F_m(x) = 1/2 (x - x_m)^T A_m (x - x_m), with additive gradient noise: everything about them is known."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation, build
-from sojourn.core.oracle import Objective
+from sojourn.core.oracle import Block, Objective, entries
 from sojourn.problems.quadratic_facts import quadratic_facts
 
 
@@ -20,6 +22,15 @@ class Quadratic(Objective):
     noise_root: jax.Array | None  # (M, d, d) or (d, d): z = root @ standard normal
     x_star: jax.Array
     f_star: jax.Array
+
+    def cut(self, firsts: Sequence[int], size: int) -> Sequence[Objective]:
+        return [Block(self.part(first, size), np.int32(first)) for first in firsts]
+
+    def part(self, first: int, size: int) -> "Quadratic":
+        root = self.noise_root
+        root = root if root is None or root.ndim == 2 else entries(root, first, size)
+        hessians, optima = entries(self.hessians, first, size), entries(self.optima, first, size)
+        return dataclasses.replace(self, hessians=hessians, optima=optima, noise_root=root)
 
     def draw(self, view: Any, key: jax.Array, num_batches: int, batch_size: int) -> jax.Array:
         dimension = self.optima.shape[1]

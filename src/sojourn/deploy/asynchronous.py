@@ -89,8 +89,17 @@ class OneByOne(Book):
         self.memories[client] = number
         told = {name: float(value) for name, value in told.items()}
         told = {"weight": told.pop("mixing_weight", 1.0), **told}
-        self._fresh.append({"event": APPLIED, **row, "applied": self.applied, "norm": size, "moved": moved,
-                            "seconds": round(self.seconds, 3), **told})
+        self._fresh.append(
+            {
+                "event": APPLIED,
+                **row,
+                "applied": self.applied,
+                "norm": size,
+                "moved": moved,
+                "seconds": round(self.seconds, 3),
+                **told,
+            }
+        )
         return APPLIED
 
 

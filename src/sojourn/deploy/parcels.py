@@ -62,7 +62,9 @@ async def put(stream: Any, bucket: str, name: str, content: Sequence[Buffer], ke
 
 async def _has_room(stream: Any, bucket: str, size: int) -> bool:
     info = await stream.stream_info(f"OBJ_{bucket}")
-    return info.state.bytes + size + _CHUNK_BYTES <= info.config.max_bytes  # a chunk is more than all that is around them
+    return (
+        info.state.bytes + size + _CHUNK_BYTES <= info.config.max_bytes
+    )  # a chunk is more than all that is around them
 
 
 async def _write(stream: Any, bucket: str, name: str, content: Sequence[Buffer]) -> None:
@@ -171,7 +173,9 @@ async def names(stream: Any, bucket: str) -> list[str]:
     """The parcels that are in a bucket; none if there is no bucket."""
     try:
         about = _about_subject(bucket, "")
-        found = [subject.removeprefix(about) for subject in await _subjects(stream, bucket) if subject.startswith(about)]
+        found = [
+            subject.removeprefix(about) for subject in await _subjects(stream, bucket) if subject.startswith(about)
+        ]
         return sorted(base64.urlsafe_b64decode(name).decode() for name in found)
     except NotFoundError:
         return []

@@ -235,9 +235,7 @@ class InRounds(Book):
         for number in list(self.out):
             self.give_up(number, NOT_NEEDED)
         clients = list(self._reports)
-        self._fresh.append(
-            {"event": CLOSED, "round": self.round, "exchange": name, "clients": clients, "moved": moved}
-        )
+        self._fresh.append({"event": CLOSED, "round": self.round, "exchange": name, "clients": clients, "moved": moved})
 
     def _advance(self, who: Who, ids: list[int]) -> None:
         if who is Who.COHORT:

@@ -1,9 +1,9 @@
 """A deployment under load: workers that do nothing but answer what they were sent, so that only the way is measured.
 
 The server is the true one with FedAsync (and FedAvg in rounds for the memory), its broker syncs every write, and an
-upload is acknowledged once the model that contains it is on disk. Workers are true connections in processes of their own,
-up to four of them; their local work is left out. Counted are uploads that were applied in a window after the warm-up, the processor
-time of server and broker in it, and the peak memory of the server beyond that of a server of a model of one number.
+upload is acknowledged once the model that contains it is on disk. Workers are true connections in up to four processes
+of their own; their local work is left out. Counted are uploads that were applied in a window after the warm-up, the
+processor time of server and broker in it, and the peak memory of the server beyond that with a model of one number.
 Flower does the same echo in its deployment mode (`opponents/flower_load.py`). Linux only.
 """
 
@@ -206,7 +206,7 @@ def median(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def flower(num_bytes: int, workers: int) -> dict[str, Any]:
-    """The same echo by Flower; a node is three Python processes, so only as many as two cores can start are asked for."""
+    """The same echo by Flower; a node is three Python processes, so not more are asked for than two cores can start."""
     if workers > WORKERS[0]:
         return {
             "reason": f"{workers} nodes are {3 * workers} Python processes, more than this machine starts in minutes"

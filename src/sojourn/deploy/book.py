@@ -2,9 +2,9 @@
 
 Pure of any network, so that it can be tested by itself. An upload is applied at most once: the book knows the tasks that
 are out, takes an answer to one of them, and strikes it off; any other answer is a duplicate, too late or forged. `commit`
-makes all that was applied since the last one durable, in one file that is replaced whole: the state, and the last rows of
-the log, which is synced itself only now and then. After a kill the book is as it was at a commit, its log with it, and what
-came since is delivered again.
+makes all that was applied since the last one durable, in one file that is replaced whole: the state, and the last
+rows of the log, which is synced itself only now and then. After a kill the book is as it was at a commit, its log with
+it, and what came since is delivered again.
 
 A task is numbered, and its randomness depends on the task, or on its round, and its client alone: done twice it gives
 the same upload. Two books follow this one: `asynchronous` takes uploads one by one, `rounds` many at a time.
@@ -229,7 +229,7 @@ class Book(abc.ABC):
 
 @jax.jit
 def reach_and_move(algorithm: Algorithm, before: Any, after: Any) -> tuple[jax.Array, jax.Array]:
-    """The norm of a new state's model, and of its difference from the last; compiled, so that no model is made for it."""
+    """The norm of a new state's model, and of its difference from the last; compiled, so nothing is made for it."""
     model = algorithm.model(after)
     return norm(model), norm(model - algorithm.model(before))
 

@@ -2,12 +2,12 @@
 
 Models are put into one bucket, which only the server writes; every worker has a bucket of its own for its uploads, which
 nobody but it and the server can read. A bucket's size is limited: who would put more waits until something was taken
-away. A writer waits for the broker's disk after every few chunks, and copies no more than these. A reader fetches chunk
-after chunk by plain requests, so it holds what it has and one chunk, it never gets more than it is ready for, and it needs
-no right to create anything.
+away. A writer waits for the broker's disk after every few chunks, and copies no more than these. A reader fetches
+chunk after chunk by plain requests, so it holds what it has and one chunk, it never gets more than it is ready for, and
+it needs no right to create anything.
 
-A parcel is there once its description is, which is written last; chunks without one are of a writer that was cut off, and
-the next to write takes them away, as they would fill the bucket for good. A parcel that is there is not put again:
+A parcel is there once its description is, which is written last; chunks without one are of a writer that was cut off,
+and the next to write takes them away, as they would fill the bucket for good. A parcel that is there is not put again:
 who does a task twice has the same to say.
 """
 
@@ -47,7 +47,7 @@ async def make_bucket(stream: Any, name: str, max_bytes: int) -> None:
 
 
 async def put(stream: Any, bucket: str, name: str, content: Sequence[Buffer], keep: Collection[str] = ()) -> None:
-    """Puts a parcel; waits while its bucket is full or the broker away. All that is not to be kept is taken away first."""
+    """Puts a parcel; waits while its bucket is full or the broker away. What is not to be kept is taken away first."""
     while True:
         try:
             if name in await sweep(stream, bucket, {name, *keep}):

@@ -1,9 +1,9 @@
 """A deployment under load: workers that do nothing but answer what they were sent, so that only the way is measured.
 
 The server is the true one with FedAsync (and FedAvg in rounds for the memory), its broker syncs every write, and an
-upload is acknowledged once the model that contains it is on disk. Workers are true connections in processes of their own,
-up to four of them; their local work is left out. Counted are uploads that were applied in a window after the warm-up, the processor
-time of server and broker in it, and the peak memory of the server beyond that of a server of a model of one number.
+upload is acknowledged once the model that contains it is on disk. Workers are true connections in up to four processes
+of their own; their local work is left out. Counted are uploads that were applied in a window after the warm-up, the
+processor time of server and broker in it, and the peak memory of the server beyond that with a model of one number.
 Flower does the same echo in its deployment mode (`opponents/flower_load.py`). Linux only.
 """
 
@@ -38,7 +38,7 @@ from sojourn.deploy.server import Server
 from sojourn.deploy.worker import Client, Post, work
 
 SIZES = {"10 kB": 10_000, "1 MB": 1_000_000, "50 MB": 50_000_000}
-WORKERS, PASSES, SECONDS, MAX_PROCESSES = (3, 20, 100), 3, 6.0, 4
+WORKERS, SECONDS, MAX_PROCESSES = (3, 20, 100), 6.0, 4
 LARGE, FEW_AND_MANY = 200_000_000, (2, 6)
 _PAYLOAD = 1 << 22
 METHODS = {"fedasync": sj.algorithms.FedAsync(0.1, 1), "fedavg": sj.algorithms.FedAvg(0.1, 1)}
@@ -174,6 +174,7 @@ def main() -> None:
     parser.add_argument(
         "--try", dest="trial", nargs=2, type=int, metavar=("BYTES", "WORKERS"), help="one deployment alone"
     )
+    parser.add_argument("--passes", type=int, default=3)
     chosen = parser.parse_args()
     if chosen.serve:
         print(json.dumps(asyncio.run(serve(chosen.place, chosen.port, chosen.serve, chosen))))
@@ -181,6 +182,51 @@ def main() -> None:
         asyncio.run(answer(chosen.place, chosen.port, chosen.work, chosen))
     elif chosen.trial:
         print(json.dumps(play(*chosen.trial, chosen.method, seconds=chosen.seconds)))
+    else:
+        print(json.dumps({"rates": rates(chosen.passes), "memory": memory()}))
+
+
+def rates(passes: int) -> list[dict[str, Any]]:
+    """Every size with every number of workers, ours and Flower's in turn; medians over the passes."""
+    jobs = [(size, workers) for size in SIZES for workers in WORKERS]
+    runs: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    for _ in range(passes):
+        for size, workers in jobs:
+            for who, measure in (("sojourn", play), ("Flower 1.41", flower)):
+                runs.setdefault((size, workers, who), []).append(measure(SIZES[size], workers))
+    return [{"size": s, "workers": w, "who": who, **median(answers)} for (s, w, who), answers in runs.items()]
+
+
+def median(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    good = [answer for answer in answers if "reason" not in answer]
+    if not good:
+        return answers[-1]
+    load = os.getloadavg()[1]  # others on the machine, and ourselves
+    return {name: statistics.median(answer[name] for answer in good) for name in good[0]} | {"load": load}
+
+
+def flower(num_bytes: int, workers: int) -> dict[str, Any]:
+    """The same echo by Flower; a node is three Python processes, so not more are asked for than two cores can start."""
+    if workers > WORKERS[0]:
+        return {
+            "reason": f"{workers} nodes are {3 * workers} Python processes, more than this machine starts in minutes"
+        }
+    environment = environments.ensure("flower_load")
+    if environment.python is None:
+        return {"reason": environment.reason}
+    script = environments.OPPONENTS / "flower_load.py"
+    command = [str(environment.python), str(script), "--bytes", str(num_bytes), "--workers", str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else {"reason": done.stderr.strip()[-200:]}
+
+
+def memory() -> dict[str, dict[str, float]]:
+    """The server's peak beyond that of a model of one number, in models of 200 MB, by method and number of workers."""
+    toy = play(4, FEW_AND_MANY[0], seconds=1)["peak"]
+    found = {
+        method: {str(n): play(LARGE, n, method, seconds=1) for n in FEW_AND_MANY} for method in METHODS
+    }  # fmt: skip
+    return {m: {n: (of["peak"] - toy) / LARGE for n, of in by.items() if "peak" in of} for m, by in found.items()}
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ IMAGES = ("contender", "pytorch_loop", "pfl_sim")  # those that W3 is written fo
 LARGE_STEPS, THREADED = ("W2-1000", "W3"), ("pytorch_loop", "pfl_sim")
 
 
-OWN = ("memory", "asynchronous", "online", "processes")  # our own measurements, each a script and an option
+OWN = ("memory", "asynchronous", "online", "processes", "load")  # our own measurements, each a script and an option
 NOT_ASKED = "not written for this workload"
 
 
@@ -172,6 +172,7 @@ def main() -> None:
     parser.add_argument("--asynchronous", action="store_true", help="measure virtual time alone, and keep the rest")
     parser.add_argument("--online", action="store_true", help="measure a study of regret alone, and keep the rest")
     parser.add_argument("--processes", action="store_true", help="measure worker processes alone, and keep the rest")
+    parser.add_argument("--load", action="store_true", help="measure a deployment under load alone, and keep the rest")
     parser.add_argument("--figure", action="store_true", help="measure figure 5.1a alone, and keep the rest")
     chosen = parser.parse_args()
     own = {name: getattr(chosen, name) for name in OWN}
@@ -208,9 +209,9 @@ def contest(workloads: Sequence[str], chosen: argparse.Namespace) -> dict[str, d
     return results
 
 
-def _own(script: str) -> Any:
+def _own(script: str, *options: str) -> Any:
     """What one of our own measurements prints."""
-    command = [sys.executable, str(HERE / script)]
+    command = [sys.executable, str(HERE / script), *options]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -240,6 +241,8 @@ def write_readme(record: dict[str, Any]) -> None:
         *section("Virtual time", TIME, time_rows(record.get("asynchronous", {}))),
         *section("Regret", REGRET, regret_rows(record.get("online", {}))),
         *section("Worker processes", PROCESSES, processes_rows(record.get("processes", {}))),
+        *section("Deployment under load", LOAD, load_rows(record.get("load", {}))),
+        *section("Memory of a deployment's server", SERVER_MEMORY, server_memory_rows(record.get("load", {}))),
     ]  # fmt: skip
     page.write_text(before + "\n".join(body) + "<!-- end -->" + after)
 
@@ -261,6 +264,37 @@ REGRET = ("a study of regret: 20 seeds, 8 numbers of machines, 8 dimensions, T =
 
 
 PROCESSES = ("ms per round", "compiled, with its threads", "a process per core", "times as fast", "the least of each")
+LOAD = (
+    "an echo",
+    "workers",
+    "",
+    "updates per second",
+    "MB per second",
+    "server, cores",
+    "broker, cores",
+    "load average",
+)
+SERVER_MEMORY = ("peak of the server, in models of 200 MB", "2 workers", "6 workers")
+
+
+def load_rows(found: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for of in found.get("rates", []):
+        start = [of["size"], str(of["workers"]), of["who"]]
+        if "reason" in of:
+            rows.append([*start, f"not measured: {of['reason']}", "", "", "", ""])
+            continue
+        rate, unit = of["updates_per_second"], {"kB": 1e-3, "MB": 1.0}
+        number, name = of["size"].split()
+        moved = 2 * rate * float(number) * unit[name]  # a model down and one up
+        broker = f"{of['broker_cpu']:.2f}" if "broker_cpu" in of else "in the server's"
+        rows.append([*start, f"{rate:.3g}", f"{moved:.3g}", f"{of['server_cpu']:.2f}", broker, f"{of['load']:.1f}"])
+    return rows
+
+
+def server_memory_rows(found: dict[str, Any]) -> list[list[str]]:
+    several = found.get("memory", {}).items()
+    return [[method, *(f"{by[n]:.2f}" if n in by else "not measured" for n in ("2", "6"))] for method, by in several]
 
 
 def memory_rows(found: dict[str, dict[str, float]]) -> list[list[str]]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,12 @@ def federation(*clients: int) -> Federation:
 class Home:
     """A broker with keys for everyone."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, names: Sequence[str] = NAMES) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.place, self.ring = place, Ring(place)
-        self.creds: dict[str, Credentials] = {name: self.ring.invite(name) for name in NAMES}
+        self.place, self.ring, self.names = place, Ring(place), list(names)
+        self.creds: dict[str, Credentials] = {name: self.ring.invite(name) for name in names}
         self.broker = Broker(place / "broker", "127.0.0.1", self.port)
         self.broker.configure(
             configuration(
@@ -66,13 +66,15 @@ class Home:
 
     def server(self, of: int, method: Any = FEDASYNC, whole: Federation | None = None, **rules: Any) -> Server:
         kind = OneByOne if method.asynchronous else InRounds
-        whole = whole or federation(*range(len(NAMES)))
+        whole = whole or federation(*range(len(self.names)))
         book = kind(whole, method, self.place / "book", Rules(**rules), of=of, seed=3)
-        return Server(book, NAMES, {})
+        return Server(book, self.names, {})
 
-    async def worker(self, number: int, method: Any = FEDASYNC, alone: Federation | None = None) -> int:
-        name = NAMES[number]
-        client = Client(alone or federation(number), method, self.place / name)
+    async def worker(
+        self, number: int, method: Any = FEDASYNC, alone: Federation | None = None, kind: type[Client] = Client
+    ) -> int:
+        name = self.names[number]
+        client = kind(alone or federation(number), method, self.place / name)
         async with Post(self.url, self.creds[name], None, 20.0) as post:
             await post.hello(samples=20)
             return await work(post, client)

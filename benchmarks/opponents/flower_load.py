@@ -1,7 +1,7 @@
 """Flower's deployment mode under load: a SuperLink, SuperNodes and an app that echoes, without encryption, on loopback.
 
-The app is in `flower_echo`; the state is in a database file, as what sojourn counts is durable too. Its messages take as
-long as Flower takes to start a process for each of them. The first answers of all nodes together are the warm-up. Counted as the
+The app is in `flower_echo`; the state is in a database file, as what sojourn counts is durable too. A message takes as
+long as Flower takes to start a process for it. As many answers as there are nodes are the warm-up. Counted as the
 server's are SuperLink and all that it starts, the ServerApp among them.
 """
 
@@ -59,8 +59,8 @@ def play(place: Path, num_bytes: int, workers: int, seconds: float) -> dict[str,
             )
 
     host, port = address.split(":")
-    processes = [start("flower-superlink", "--insecure", "--host", host, "--port", port, "--database", str(place / "state.db"),
-                       "--disable-runtime-dependency-installation")]  # fmt: skip
+    link = ["--host", host, "--port", port, "--database", str(place / "state.db")]
+    processes = [start("flower-superlink", "--insecure", *link, "--disable-runtime-dependency-installation")]
     try:
         wait_for(host, int(port))
         processes += [

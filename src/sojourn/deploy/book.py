@@ -245,7 +245,7 @@ class Book(abc.ABC):
 
 @jax.jit
 def reach_and_move(algorithm: Algorithm, before: Any, after: Any) -> tuple[jax.Array, jax.Array]:
-    """The norm of a new state's model, and of its difference from the last; compiled, so that no model is made for it."""
+    """The norm of a new state's model, and of its difference from the last; compiled, so nothing is made for it."""
     model = algorithm.model(after)
     return norm(model), norm(model - algorithm.model(before))
 

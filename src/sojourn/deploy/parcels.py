@@ -47,7 +47,7 @@ async def make_bucket(stream: Any, name: str, max_bytes: int) -> None:
 
 
 async def put(stream: Any, bucket: str, name: str, content: Sequence[Buffer], keep: Collection[str] = ()) -> None:
-    """Puts a parcel; waits while its bucket is full or the broker away. All that is not to be kept is taken away first."""
+    """Puts a parcel; waits while its bucket is full or the broker away. What is not to be kept is taken away first."""
     while True:
         try:
             if name in await sweep(stream, bucket, {name, *keep}):

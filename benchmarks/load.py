@@ -72,7 +72,7 @@ async def serve(place: Path, port: int, names: list[str], chosen: argparse.Names
     broker.start()
     try:
         await broker.wait_until_up()
-        server = Server(book, names, {})
+        server = Server(book, ring.places, {})
         running = asyncio.create_task(server.run(f"nats://127.0.0.1:{port}", ring.server.seed))
         measuring = asyncio.create_task(measured(server, broker, chosen))
         await asyncio.wait([running, measuring], return_when=asyncio.FIRST_COMPLETED)

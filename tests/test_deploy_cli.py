@@ -57,7 +57,8 @@ def test_invitations(command: Command, tmp_path: Path) -> None:  # noqa: F811
     assert answer.code == 0 and Credentials.load(creds).seed not in answer.out + answer.err
     assert "was invited already" in command.refused("invite", "ada", "--run", run, "--out", tmp_path / "b.creds")
     assert "never written over" in command.refused("invite", "ben", "--run", run, "--out", creds)
-    assert "no name for a worker" in command.refused("invite", "a.b", "--run", run)
+    for name in ("a.b", "server", "", "ä"):
+        assert "no name for a worker" in command.refused("invite", name, "--run", run)
     assert command("invite", "ada", "--revoke", "--run", run).code == 0
     assert Ring(run).workers == {} and Ring(run).names == ["ada"]  # its place is kept
     users = tmp_path / "users.conf"

@@ -179,7 +179,9 @@ def serve_command(
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="Your own certificate, in PEM.")] = None,
     key: Annotated[Path | None, typer.Option(help="Its secret key.")] = None,
-    authority: Annotated[Path | None, typer.Option(help="The authority that signed it.")] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="The authority that signed it, or the certificate of --broker.")
+    ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Show a live page of the run.")] = False,
     ui_listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the page is shown.")] = "127.0.0.1:8080",
 ) -> None:
@@ -199,7 +201,7 @@ def serve_command(
     config = load_config(path, set_ or [])
     run = out or Path("runs") / path.stem
     tls = tls_files(certificate, key, authority)
-    where = Place(listen, broker, ui_listen if ui else None, tuple(host or ()), tls)
+    where = Place(listen, broker, ui_listen if ui else None, tuple(host or ()), tls, authority)
     with Display(config.algorithms[0].label, config.run.rounds, words="waiting for workers") as display:
         history = serve(config, run, where, told=lambda s: display.update(*s.progress()), say=_say)
     _show([history], run, path.stem, again="the same command")
@@ -211,7 +213,10 @@ def invite_command(
     out: Annotated[Path | None, typer.Option(help="Its credentials. Default: NAME.creds.", show_default=False)] = None,
     run: Run = None,
     authority: Annotated[
-        Path | None, typer.Option(help="The authority of a broker that runs elsewhere, in PEM.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="The authority of your own certificate, or of a broker that runs elsewhere.", show_default=False
+        ),
     ] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Take the invitation back instead.")] = False,
     users: Annotated[

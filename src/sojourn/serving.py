@@ -13,6 +13,7 @@ import inspect
 import json
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,17 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from sojourn.algorithms import ALGORITHMS, Algorithm
-from sojourn.config import Config, build_algorithm, guard, to_toml, validate
+from sojourn.config import Config, build_algorithm, guard, read_tables, to_toml, validate
 from sojourn.core.compilation import use_compilation_cache
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
-from sojourn.core.files import write_atomically
+from sojourn.core.files import write_atomically, write_secret
 from sojourn.core.plug import called, function_named
 from sojourn.data.dataset import Dataset, Pixels
 from sojourn.deploy import parcels
 from sojourn.deploy.asynchronous import OneByOne
 from sojourn.deploy.book import Book
-from sojourn.deploy.broker import Broker, Tls, configuration, write_secret
+from sojourn.deploy.broker import Broker, Tls, configuration
 from sojourn.deploy.certificates import client_context, given_certificates, is_loopback, own_certificates
 from sojourn.deploy.keys import Credentials, Ring, ring_of
 from sojourn.deploy.record import history_of
@@ -52,6 +53,7 @@ from sojourn.problems import PROBLEMS
 LISTEN = "127.0.0.1:4222"
 _STATUS_SECONDS = 0.5
 _SUPERVISE_SECONDS = 0.5
+_GRACE_SECONDS = 10.0  # for a server to end its step when it is told to stop
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
@@ -66,6 +68,7 @@ class Place:
     page: str | None = None
     hosts: tuple[str, ...] = ()  # further names by which workers reach the broker
     tls: Tls | None = None  # the user's own certificate
+    authority: Path | None = None  # of a broker that runs elsewhere
 
 
 def serve(
@@ -79,19 +82,19 @@ def serve(
         _keep_config(config, run)
         book = _book(config, federation, algorithm, run)
         with ring_of(run) as ring:
-            names = ring.names
+            invited = dict(ring.places)
         server = Server(
-            book, names, _welcome(config, federation, algorithm), label=config.algorithms[0].label,
+            book, invited, _welcome(config, federation, algorithm), label=config.algorithms[0].label,
             evaluate=_evaluation(federation, algorithm), eval_every=_eval_every(config, book),
-            spent=lambda done: _spent(federation, algorithm, done).get("privacy"), roster=lambda: Ring(run).names,
-            told=_telling(run, told),
+            spent=lambda done: _spent(federation, algorithm, min(done + 1, book.of)).get("privacy"),
+            roster=lambda: Ring(run).places, told=_telling(run, told),
         )  # fmt: skip
         try:
             asyncio.run(_conduct(server, ring, run, where, say))
         finally:
             write_status(run, server.snapshot())
         about = {"label": server.tally.label, "seed": config.run.seed, "algorithm": algorithm.describe(), **notes}
-        about |= _spent(federation, algorithm, book.done)
+        about |= _spent(federation, algorithm, book.done + (not book.over))  # the round under way has begun to tell
         status = {"over": "ok", "diverged": "diverged"}.get(server.status, "stopped")
         history = history_of(book, status, about, config.tables)
         history.params = federation.rebuild(algorithm.answer(book.server).tree)
@@ -149,10 +152,15 @@ def _alone_in(run: Path) -> Iterator[None]:
 
 
 def _keep_config(config: Config, run: Path) -> None:
+    """How the run is conducted may change from one server to the next, so that one that waits in vain can be helped."""
     path, text = run / CONFIG_FILE, to_toml(config.tables)
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    if path.exists() and _lasting_tables(read_tables(path)) != _lasting_tables(config.tables):
         raise SojournError(f"{run} holds a run with another config; go on with {path}, or give another --out.")
     write_atomically(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def _lasting_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: table for name, table in tables.items() if name != "deploy"}
 
 
 def _book(config: Config, federation: Federation, algorithm: Algorithm, run: Path) -> Book:
@@ -207,6 +215,7 @@ def _welcome(config: Config, federation: Federation, algorithm: Algorithm) -> di
     part, sent = config.algorithms[0], ("problem", "model", "data", "run", "aggregation", "privacy")
     options = {name: value for name, value in algorithm.plain().describe().items() if name in part.options}
     tables = {name: dict(table) for name, table in config.tables.items() if name in sent}
+    tables["run"].pop("seed", None)  # tasks bring their keys, and a seed would tell the server's own draws
     if tables.get("privacy", {}).pop("epsilon", None) is not None:
         tables["privacy"]["noise_multiplier"] = algorithm.describe()["noise_multiplier"]
     tables["algorithm"] = {
@@ -227,15 +236,14 @@ def _welcome(config: Config, federation: Federation, algorithm: Algorithm) -> di
 
 
 async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Callable[[str], None]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.stopping.set)
+    _on_signals(server.stopping)
     async with contextlib.AsyncExitStack() as stack:
+        tls: ssl.SSLContext | None
         if where.broker is None:
             url, tls = await stack.enter_async_context(_own_broker(ring, run, where))
             say(f"the broker listens on {url}; `sojourn invite NAME --run {run}` lets a worker in")
         else:
-            url, tls = where.broker, _trusted(where.broker, where.tls.authority.read_text() if where.tls else None)
+            url, tls = where.broker, _trusted(where.broker, where.authority.read_text() if where.authority else None)
         if where.page is not None:
             from sojourn.deploy.page import new_token, serve_page
 
@@ -243,7 +251,27 @@ async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Cal
             token = None if is_loopback(host) else new_token()
             page = await stack.enter_async_context(serve_page(server.snapshot, host, port, token))
             say(f"status page: {page}")
-        await server.run(url, ring.server.seed, tls)
+        await _unless(server.stopping, server.run(url, ring.server.seed, tls), grace=_GRACE_SECONDS)
+
+
+def _on_signals(event: asyncio.Event) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
+
+
+async def _unless(event: asyncio.Event, work: Any, grace: float = 0.0) -> Any:
+    """The work's result, or None if the event comes first and the work does not end by itself within the grace."""
+    working, called_off = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait([working, called_off], return_when=asyncio.FIRST_COMPLETED)
+    called_off.cancel()
+    if not working.done():
+        await asyncio.wait([working], timeout=grace)
+    if working.done():
+        return working.result()
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+    return None
 
 
 def _trusted(url: str, authority: str | None) -> Any:
@@ -265,14 +293,15 @@ async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
     write = lambda: broker.configure(  # noqa: E731
         configuration(host, port, run / "broker" / "storage", ring.server.public, Ring(run).workers, tls, _MAX_PAYLOAD)
     )
+    known = Ring(run).changed
     write()
     broker.start()
     try:
         await broker.wait_until_up()
-        watching = asyncio.create_task(_supervise(broker, ring, write))
+        watching = asyncio.create_task(_supervise(broker, ring, write, known))
         try:
             scheme = "nats" if tls is None else "tls"
-            yield f"{scheme}://{broker.host}:{port}", None if tls is None else client_context(tls.authority.read_text())
+            yield f"{scheme}://{_bracketed(broker.host)}:{port}", None if tls is None else _at_home(tls)
         finally:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -281,11 +310,21 @@ async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
         broker.stop()
 
 
+def _at_home(tls: Tls) -> ssl.SSLContext:
+    """The server calls its own broker by an address that a certificate need not name."""
+    context = client_context(tls.authority.read_text())
+    context.check_hostname = False
+    return context
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 _MAX_PAYLOAD = 2 * parcels.INLINE_BYTES
 
 
-async def _supervise(broker: Broker, ring: Ring, write: Callable[[], None]) -> None:
-    known = ring.changed
+async def _supervise(broker: Broker, ring: Ring, write: Callable[[], None], known: float) -> None:
     while True:
         await asyncio.sleep(_SUPERVISE_SECONDS)
         if not broker.running:
@@ -350,6 +389,8 @@ def tls_files(certificate: Path | None, key: Path | None, authority: Path | None
     """The user's own certificate, all of it or nothing."""
     if certificate is None and key is None and authority is None:
         return None
+    if certificate is None and key is None:
+        return None  # of a broker that runs elsewhere
     if certificate is None or key is None or authority is None:
         raise SojournError("your own certificate needs all three: --certificate, --key and --authority.")
     return given_certificates(certificate, key, authority)
@@ -383,26 +424,22 @@ async def _take_part(
     url: str, creds: Credentials, data: str, place: Path, patience: float, told: Callable[[int, str], None]
 ) -> int:
     leave = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, leave.set)
-    async with Post(url, creds, _trusted(url, creds.authority), patience) as post:
+    _on_signals(leave)
+    done = await _unless(leave, _worked(Post(url, creds, _trusted(url, creds.authority), patience), data, place, told))
+    if done is None:
+        raise KeyboardInterrupt
+    return int(done)
+
+
+async def _worked(post: Post, data: str, place: Path, told: Callable[[int, str], None]) -> int:
+    async with post:
         told(0, "saying hello")
         welcome = await post.hello()
         if welcome["over"]:
             return 0
-        client = await asyncio.to_thread(_client, welcome, creds.name, data, place)
+        client = await asyncio.to_thread(_client, welcome, post.name, data, place)
         await post.hello(samples=_samples(client))
-        working = asyncio.ensure_future(work(post, client, told))
-        leaving = asyncio.ensure_future(leave.wait())
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        if working.done():
-            return working.result()
-        working.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
-        raise KeyboardInterrupt
+        return await work(post, client, told)
 
 
 def _samples(client: Client) -> int:

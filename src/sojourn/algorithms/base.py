@@ -96,6 +96,7 @@ class Algorithm(eqx.Module):
     layerwise: ClassVar[bool] = False  # whether it matters how a model's numbers are divided into arrays
     asynchronous: ClassVar[bool] = False  # answers are taken one by one, as they come: needs a trace
     sends_models: ClassVar[bool] = False  # clients answer with models, not with changes: `unchanged` is an Up
+    private: ClassVar[bool] = False  # whether what leaves the server is meant to hide who took part
     plain_descent: ClassVar[bool] = False  # clients take plain gradient steps: its fixed point has a closed form
 
     def __check_init__(self) -> None:

@@ -89,7 +89,7 @@ class Guarded(Algorithm):
             raise SojournError(f"delta = {self.delta!r} is out of range; give a number between 0 and 1, such as 1e-5.")
 
     @property
-    def private(self) -> bool:
+    def private(self) -> bool:  # type: ignore[override]
         return self.noise_multiplier is not None
 
     # --- what it is to engines and reports -----------------------------------------------------------------------

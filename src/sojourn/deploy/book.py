@@ -15,6 +15,7 @@ import dataclasses
 import json
 import math
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sojourn.algorithms.base import Algorithm, Exchange
+from sojourn.core.errors import SojournError
 from sojourn.core.federation import Clients, Federation
+from sojourn.core.files import write_atomically, write_secret
 from sojourn.core.keys import root_key
 from sojourn.core.vec import norm
 from sojourn.deploy.rules import Rules
@@ -34,7 +37,7 @@ from sojourn.engine.accounting import message_shapes, one_memory
 from sojourn.engine.checkpoint import fingerprint, load_state, save_state
 from sojourn.engine.rounds import divergence_limit
 
-LOG_FILE, BOOK_FILE = "applied.jsonl", "book.npz"
+LOG_FILE, BOOK_FILE, SECRET_FILE = "applied.jsonl", "book.npz", "root.secret"
 _TAIL = 1 << 14  # characters of the log that the book carries before it is synced
 HANDED_OUT, APPLIED, DUPLICATE, TOO_STALE = "handed out", "applied", "duplicate", "too stale"
 REJECTED = "rejected"
@@ -88,7 +91,7 @@ class Book(abc.ABC):
         self.federation, self.clients, self.x0 = federation, federation.clients, federation.x0
         self.num_clients = federation.num_clients
         self.trips = Trips(algorithm, federation.clients, federation.x0)
-        self.seed, self.root = seed, root_key(seed)
+        self.seed, self.root = seed, secret_root(place) if algorithm.private else root_key(seed)
         self.server = algorithm.init_server(federation.x0)
         self.applied = self.next_task = self.given_up = 0
         self.out: dict[int, Task] = {}
@@ -98,7 +101,7 @@ class Book(abc.ABC):
         self.seconds = 0.0  # of all servers of this run together
         self.metrics: list[dict[str, float]] = []
         self.diverged = False
-        self._limit = float(divergence_limit(federation.x0))
+        self.limit = float(divergence_limit(federation.x0))
         self._fresh: list[dict[str, Any]] = []  # rows of the log since the last commit
         self._synced, self._tail = 0, ""  # bytes of the log that are surely on disk, and its lines after them
         self._identity = fingerprint(algorithm, federation.x0, self.root, (self.num_clients, self._settled()))
@@ -111,16 +114,24 @@ class Book(abc.ABC):
         return ()
 
     def told_samples(self, client: int, number: int) -> None:
-        """How many samples a client has: it weighs as many, where the method or the objective weighs by them."""
-        self.samples[client] = number
-        given = self.federation.clients
-        sizes = np.asarray(given.sizes if given.sizes is not None else np.ones(self.num_clients), float)
-        sizes = np.array([own if told is None else told for own, told in zip(sizes, self.samples, strict=True)])
-        weights = None if given.weights is None else jnp.asarray(sizes / sizes.sum(), given.weights.dtype)
-        kind = jnp.result_type(float)
-        self.clients = dataclasses.replace(given, sizes=jnp.asarray(sizes, kind), weights=weights)
-        met = dataclasses.replace(self.federation, clients=self.clients)
+        """How many samples a client has: it weighs as many, where the method or the objective weighs by them.
+
+        Told once and for all: a weight that changes between an answer and its round's end would spoil the mean.
+        """
+        if self.samples[client] not in (None, number):
+            raise SojournError(f"this worker had {self.samples[client]} samples before; a run needs data that stay.")
+        told = [number if place == client else known for place, known in enumerate(self.samples)]
+        met = dataclasses.replace(self.federation, clients=self._with_samples(told))
         self.algorithm.check(world_of(met, self.algorithm, self.num_clients))  # it may not take unequal weights
+        self.samples, self.clients = told, met.clients
+
+    def _with_samples(self, told: list[int | None]) -> Clients:
+        """The clients by what was told; those who were not heard yet are thought to have as many as the others."""
+        known = [number for number in told if number is not None]
+        sizes = np.array([np.mean(known) if number is None else number for number in told], float)
+        given, kind = self.federation.clients, jnp.result_type(float)
+        weights = None if given.weights is None else jnp.asarray(sizes / sizes.sum(), given.weights.dtype)
+        return dataclasses.replace(given, sizes=jnp.asarray(sizes, kind), weights=weights)
 
     # --- how far it is -------------------------------------------------------------------------------------------
 
@@ -140,6 +151,9 @@ class Book(abc.ABC):
     def holding(self) -> bool:
         """Whether uploads were taken that the model does not contain yet."""
         return False
+
+    def exclude(self, client: int) -> None:  # noqa: B027 - where answers come one by one nobody is waited for
+        """A worker that is not trusted: it is asked no more."""
 
     def has_answered(self, client: int) -> bool:
         """Whether a client's answer was taken and waits for the others."""
@@ -197,7 +211,7 @@ class Book(abc.ABC):
 
     def _moved(self, reach: Any, moved: Any) -> float:
         """How far a new state's model is from the last; a run whose model leaves all bounds has diverged."""
-        self.diverged = not (math.isfinite(float(reach)) and float(reach) <= self._limit)
+        self.diverged = not (math.isfinite(float(reach)) and float(reach) <= self.limit)
         return float(moved)
 
     # --- the disk ------------------------------------------------------------------------------------------------
@@ -230,11 +244,20 @@ class Book(abc.ABC):
         self._open(json.loads(np.asarray(raw, np.uint8).tobytes()))
 
     def _open(self, book: dict[str, Any]) -> None:
-        for name in ("applied", "next_task", "memories", "seconds", "metrics", "diverged", "given_up", "rejected"):
+        for name in (
+            "applied",
+            "next_task",
+            "memories",
+            "seconds",
+            "metrics",
+            "diverged",
+            "given_up",
+            "rejected",
+            "samples",
+        ):
             setattr(self, name, book[name])
-        for client, number in enumerate(book["samples"]):
-            if number is not None:
-                self.told_samples(client, number)
+        if any(number is not None for number in self.samples):
+            self.clients = self._with_samples(self.samples)
         self.out = {entry["number"]: Task(**entry) for entry in book["out"]}
         self._synced, self._tail = book["log"], book["rows"]
         with open(self.place / LOG_FILE, "rb+") as stream:  # rows after the last commit never happened
@@ -248,6 +271,15 @@ def reach_and_move(algorithm: Algorithm, before: Any, after: Any) -> tuple[jax.A
     """The norm of a new state's model, and of its difference from the last; compiled, so nothing is made for it."""
     model = algorithm.model(after)
     return norm(model), norm(model - algorithm.model(before))
+
+
+def secret_root(place: Path) -> jax.Array:
+    """The root of a private run: drawn once and kept here, as whoever knows it can take the noise away again."""
+    path = place / SECRET_FILE
+    if not path.exists():
+        write_atomically(path, lambda beside: write_secret(beside, secrets.token_hex(8)))
+    numbers = np.frombuffer(bytes.fromhex(path.read_text()), np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(numbers), impl="threefry2x32")
 
 
 def read_log(place: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -22,14 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import nats.errors
+import nats.js.errors
 from nats.aio.client import Client as Connection
 
 from sojourn.core.errors import SojournError
-from sojourn.core.files import write_atomically
+from sojourn.core.files import write_atomically, write_secret
 
+SERVER = "server"
 TASKS, UPLOADS = "tasks", "uploads"  # streams, and the second word of their subjects
 TROUBLE = (nats.errors.Error, TimeoutError, OSError)  # with the network: it passes
 _START_SECONDS = 10.0
+_NO_JETSTREAM = (10039, 10076)  # the broker's numbers for not having it
 
 
 def task_subject(worker: str) -> str:
@@ -49,7 +53,8 @@ def alive_subject(worker: str) -> str:
 
 
 def inbox(user: str) -> str:
-    return f"_INBOX_{user}"
+    """Where replies to a user arrive; the server's is one that no worker's name can make."""
+    return f"_INBOX_{user}" if user != SERVER else "_SERVER"
 
 
 def permissions(worker: str) -> dict[str, list[str]]:
@@ -87,7 +92,7 @@ def configuration(
     users: list[dict[str, Any]] = [{"nkey": server_key}]
     users += [{"nkey": key, "permissions": permissions(name)} for name, key in sorted(workers.items())]
     settings: dict[str, Any] = {
-        "listen": f"{host}:{port}",
+        "listen": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         "max_payload": max_payload,
         "jetstream": {"store_dir": str(storage), "sync_interval": "always"},
         "authorization": {"users": users},
@@ -191,12 +196,15 @@ class Broker:
 async def connected(url: str, user: str, seed: str, tls: ssl.SSLContext | None, patience: float) -> Any:
     """A connection that comes back by itself whenever it is lost; one sentence if there is none within the patience."""
     heard: list[Exception] = []
+    closing: list[Any] = []
     refused = asyncio.Event()
 
     async def hear(error: Exception) -> None:
-        heard.append(error)
+        heard[:] = [error]
         if "authorization" in str(error).lower():
             refused.set()
+            if connecting.done():  # it was let in, and is no more: it would go on knocking for ever
+                closing.append(asyncio.ensure_future(connection.close()))
 
     connection = Connection()
     options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "connect_timeout": 5}
@@ -222,8 +230,11 @@ async def connected(url: str, user: str, seed: str, tls: ssl.SSLContext | None, 
     raise SojournError(f"no broker answers at {url} within {patience:.0f} s; is `sojourn serve` running?")
 
 
-async def lasting(call: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:
-    """Until it works: a broker that is down comes back; one that closed the door does not."""
+async def lasting(
+    call: Callable[..., Awaitable[Any]], *arguments: Any, patience: float = math.inf, **named: Any
+) -> Any:
+    """Until it works: a broker that is down comes back; one that closed the door or refuses what is asked does not."""
+    until = time.monotonic() + patience
     while True:
         try:
             return await call(*arguments, **named)
@@ -231,18 +242,23 @@ async def lasting(call: Callable[..., Awaitable[Any]], *arguments: Any, **named:
             return None
         except nats.errors.ConnectionClosedError:
             raise SojournError("the broker closed the connection; the invitation may have been revoked.") from None
-        except TROUBLE:
+        except nats.js.errors.APIError as error:
+            if error.code is None or error.code < 500 or error.err_code in (None, *_NO_JETSTREAM):
+                raise SojournError(f"the broker refuses what is asked of it: {error.description}.") from None
             await asyncio.sleep(0.2)
-
-
-def write_secret(path: Path, content: str) -> None:
-    """A file that only its owner can read."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
-        stream.write(content)
+        except TROUBLE:
+            if time.monotonic() > until:
+                raise SojournError(f"the broker does not answer for {patience:.0f} s; the run may be over.") from None
+            await asyncio.sleep(0.2)
 
 
 def names_of(workers: Sequence[str]) -> None:
     """Names become parts of subjects, so they are plain words."""
     for name in workers:
-        if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or len(name) > 64:
+        if (
+            name == SERVER
+            or not name.replace("-", "").replace("_", "").isalnum()
+            or not name.isascii()
+            or len(name) > 64
+        ):
             raise SojournError(f"{name!r} is no name for a worker; use letters, digits, - and _, at most 64.")

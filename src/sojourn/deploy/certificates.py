@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sojourn.core.errors import SojournError
-from sojourn.core.files import write_atomically
-from sojourn.deploy.broker import Tls, write_secret
+from sojourn.core.files import write_atomically, write_secret
+from sojourn.deploy.broker import Tls
 
 AUTHORITY, AUTHORITY_KEY = "authority.pem", "authority.key"
 CERTIFICATE, KEY = "broker.pem", "broker.key"

@@ -4,21 +4,27 @@ The server keeps the public halves of its workers and its own secret; a worker's
 alone, which `invite` writes once and nobody keeps a copy of. Nothing here is ever printed or logged.
 """
 
+import base64
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import nacl.exceptions
+import nacl.signing
 import nkeys
 
 from sojourn.core.errors import SojournError
-from sojourn.core.files import write_atomically
-from sojourn.deploy.broker import names_of, write_secret
+from sojourn.core.files import write_atomically, write_secret
+from sojourn.deploy.broker import names_of
 
 RING_FILE = "keys.json"
+SEAL = "Sojourn-Seal"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +47,30 @@ class Pair:
             raise SojournError("the key cannot be read; ask for new credentials.") from None
         return Pair(seed, pair.public_key.decode())
 
+    def seal(self, subject: str, body: bytes) -> dict[str, str]:
+        """The header that shows who wrote a message, and that it is for this subject."""
+        signature = nkeys.from_seed(bytearray(self.seed.encode())).sign(_essence(subject, body))
+        return {SEAL: base64.b64encode(signature).decode()}
+
+
+def is_sealed(public: str | None, message: Any) -> bool:
+    """Whether a message was written by the owner of a key.
+
+    The broker lets nobody publish in another's name, but its own replies go wherever who asks for them says.
+    """
+    if public is None:
+        return False
+    try:
+        key = nacl.signing.VerifyKey(base64.b32decode(public + "=" * (-len(public) % 8))[1:33])
+        key.verify(_essence(message.subject, message.data), base64.b64decode((message.headers or {}).get(SEAL, "")))
+    except (nacl.exceptions.CryptoError, ValueError, TypeError):
+        return False
+    return True
+
+
+def _essence(subject: str, body: bytes) -> bytes:
+    return f"{subject} ".encode() + hashlib.sha256(body).digest()
+
 
 @dataclasses.dataclass(frozen=True)
 class Credentials:
@@ -48,19 +78,20 @@ class Credentials:
 
     name: str
     seed: str = dataclasses.field(repr=False)
+    server: str  # its public key: tasks carry its seal
     authority: str | None = None  # a certificate, in PEM
 
     def save(self, path: Path) -> None:
         if path.exists():
             raise SojournError(f"{path} exists already; credentials are never written over.")
-        content = json.dumps({"name": self.name, "seed": self.seed, "authority": self.authority})
+        content = json.dumps(dataclasses.asdict(self))
         write_atomically(path, lambda beside: write_secret(beside, content))
 
     @staticmethod
     def load(path: Path) -> "Credentials":
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            made = Credentials(found["name"], found["seed"], found["authority"])
+            made = Credentials(found["name"], found["seed"], found["server"], found["authority"])
         except OSError as error:
             raise SojournError(f"cannot read {path}: {error.strerror}.") from None
         except (ValueError, KeyError, TypeError):
@@ -106,7 +137,7 @@ class Ring:
         pair = Pair.new()
         self.places[name] = pair.public
         self._save()
-        return Credentials(name, pair.seed, authority)
+        return Credentials(name, pair.seed, self.server.public, authority)
 
     def revoke(self, name: str) -> None:
         if self.places.get(name) is None:

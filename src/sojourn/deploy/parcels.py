@@ -107,13 +107,25 @@ def _chunks(content: Sequence[Buffer]) -> Iterator[bytes]:
         yield bytes(rest)
 
 
-async def get(stream: Any, bucket: str, name: str, max_bytes: int) -> bytearray:
-    """A parcel of at most so many bytes; rejected if it is larger, incomplete or gone."""
+def digest_of(content: Sequence[Buffer]) -> str:
+    """By which a reader knows that a parcel is the one that was meant."""
+    digest = hashlib.sha256()
+    for piece in content:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+class Gone(Rejected):
+    """A parcel that was taken away."""
+
+
+async def get(stream: Any, bucket: str, name: str, max_bytes: int, expected: str) -> bytearray:
+    """A parcel of at most so many bytes; rejected if it is larger, incomplete, not the expected one or gone."""
     try:
         store = await stream.object_store(bucket)
         info = await store.get_info(name)
     except (NotFoundError, BucketNotFoundError, ObjectNotFoundError, BadObjectMetaError):
-        raise Rejected("its parcel is not there") from None
+        raise Gone("its parcel is not there") from None
     if type(info.size) is not int or not 0 <= info.size <= max_bytes:
         raise Rejected("its parcel is larger than was asked for")
     subject, content, end, place = _chunk_subject(bucket, str(info.nuid)), bytearray(info.size), 0, 1
@@ -121,14 +133,15 @@ async def get(stream: Any, bucket: str, name: str, max_bytes: int) -> bytearray:
     while end < info.size:
         try:
             chunk = await stream.get_msg(f"OBJ_{bucket}", place, subject, direct=True, next=True)
-        except NotFoundError:
+        except APIError:  # also what a writer makes look like one
             raise Rejected("its parcel is not complete") from None
-        if not chunk.data or end + len(chunk.data) > info.size:
+        whole = min(_CHUNK_BYTES, info.size - end)  # smaller ones would keep a reader busy for ever
+        if chunk.data is None or len(chunk.data) != whole:
             raise Rejected("its parcel is not what it says of itself")
         content[end : end + len(chunk.data)] = chunk.data
         digest.update(chunk.data)
         end, place = end + len(chunk.data), chunk.seq + 1
-    if info.digest != _told(digest):
+    if digest.hexdigest() != expected:
         raise Rejected("its parcel is not what it says of itself")
     return content
 

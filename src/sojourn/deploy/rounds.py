@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sojourn.algorithms.base import Algorithm, Who
+from sojourn.algorithms.base import Algorithm, Who, World
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import purpose_key
@@ -51,6 +51,7 @@ class InRounds(Book):
 
     def _check(self, algorithm: Algorithm, rules: Rules, num_clients: int) -> None:
         name = algorithm.title
+        algorithm.check(World(num_clients, rules.min_reports or self.cohort))  # a median of too few is none
         if algorithm.needs_everyone() and (self.cohort < num_clients or rules.min_reports is not None):
             raise SojournError(
                 f"{name} is only right when everyone takes part; leave participation and deploy.min_reports out."
@@ -136,7 +137,8 @@ class InRounds(Book):
         if who is Who.FIRST:
             return [0], 1, 1
         if who is Who.COHORT and self.earlier:
-            return self.earlier, len(self.earlier), len(self.earlier)
+            left = [client for client in self.earlier if client not in self.excluded]
+            return left, len(left), len(left)
         drawn = self._drawn(who)
         order = drawn + [client for client in self._shuffled() if client not in drawn]
         pool = [client for client in order if client not in self.excluded]
@@ -165,12 +167,15 @@ class InRounds(Book):
 
     def exclude(self, client: int) -> None:
         """A worker that is not trusted: its answers are not waited for any more."""
-        if self.algorithm.needs_everyone():
+        first = any(exchange.who is Who.FIRST for exchange in self.trips.exchanges.values())
+        if self.algorithm.needs_everyone() or (first and client == 0):
             raise SojournError(
                 f"{self.algorithm.title} is only right when everyone takes part, and client {client} sends "
                 "what cannot be used; the run cannot go on."
             )
         self.excluded.add(client)
+        left = self.num_clients - len(self.excluded)
+        self.algorithm.check(World(self.num_clients, min(self.cohort, left)))
 
     # --- uploads -------------------------------------------------------------------------------------------------
 

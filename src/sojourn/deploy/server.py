@@ -22,22 +22,23 @@ from nats.js.errors import NotFoundError
 
 from sojourn.core.errors import SojournError
 from sojourn.deploy import parcels
-from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, Book, Task, read_log
-from sojourn.deploy.broker import TASKS, TROUBLE, UPLOADS, connected, inbox, lasting, task_subject
-from sojourn.deploy.rounds import InRounds
+from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, REJECTED, Book, Task, read_log
+from sojourn.deploy.broker import SERVER, TASKS, TROUBLE, UPLOADS, connected, inbox, lasting, task_subject
+from sojourn.deploy.keys import Pair, is_sealed
 from sojourn.deploy.snapshot import LOST_AFTER, Tally, Worker, snapshot_of
 from sojourn.deploy.status import ENDED
 from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, pieces, whole, words_of
-from sojourn.deploy.worker import START, UPLOAD_WORDS
+from sojourn.deploy.worker import OVER, START, UPLOAD_WORDS
 from sojourn.traces.trace import LOST, TIMED_OUT
 
-SERVER = "server"
+IGNORED = "ignored"  # a message that its sender did not seal
 _BATCH = 64  # uploads that are taken before the book is written
 _AT_ONCE = 16  # tasks on their way to the broker's disk
 _AGAIN_AFTER = 10.0  # seconds until the broker delivers again what was not acknowledged
+_LOOK_SECONDS = 1.0  # how often new invitations are looked for
 _HOLD_SECONDS = 4.0  # how often the broker is told that held uploads are in good hands
-_FAREWELL_SECONDS = 10.0
-_UPLOADS_WAITING = 8
+_FAREWELL_SECONDS = 60.0  # those who train hear it when they are through
+_UPLOADS_WAITING, _TASKS_WAITING = 8, 64  # messages of one worker at the broker
 _MAX_HELLO = 1 << 12  # bytes
 
 
@@ -54,12 +55,14 @@ class Server:
     """One run."""
 
     def __init__(
-        self, book: Book, workers: list[str], welcome: Mapping[str, Any], *, label: str = "",
+        self, book: Book, workers: Mapping[str, str | None], welcome: Mapping[str, Any], *, label: str = "",
         evaluate: Callable[[Any], dict[str, float]] | None = None, eval_every: int = 1,
         spent: Callable[[int], dict[str, Any] | None] = lambda done: None,
-        roster: Callable[[], list[str]] | None = None, told: Callable[["Server"], None] = lambda server: None,
+        roster: Callable[[], Mapping[str, str | None]] | None = None,
+        told: Callable[["Server"], None] = lambda server: None,
     ) -> None:  # fmt: skip
         self.book, self.rules, self.welcome = book, book.rules, dict(welcome)
+        self.keys = dict(workers)  # the public keys of those who were invited; None of those who were revoked
         self.workers: dict[str, Worker] = {}
         self.by_client: dict[int, Worker] = {}
         for name in workers:
@@ -69,7 +72,7 @@ class Server:
         self.ready = False  # whether streams are there and uploads are taken
         self.stopping = asyncio.Event()
         self._held: list[Receipt] = []  # uploads that were taken and are not in a model on disk yet
-        self._put: set[str] = set()  # the models that lie in the broker's store
+        self._digests: dict[str, str] = {}  # of the models that this server put into the broker's store
         self._ended: float | None = None
         self._spent = spent
         self._recall()
@@ -107,14 +110,18 @@ class Server:
     # --- the loop ------------------------------------------------------------------------------------------------
 
     async def run(self, url: str, seed: str, tls: ssl.SSLContext | None = None, patience: float = 30.0) -> None:
+        self._pair = Pair.of(seed)
         connection = await connected(url, SERVER, seed, tls, patience)
+        if connection.max_payload < 2 * parcels.INLINE_BYTES:
+            raise SojournError(f"the broker takes messages of {connection.max_payload} bytes; set its max_payload to "
+                               f"{2 * parcels.INLINE_BYTES}.")  # fmt: skip
         try:
             self.stream = connection.jetstream()
             await lasting(self._make_streams)
             await connection.subscribe("sojourn.hello.*", cb=self._on_hello)
             await connection.subscribe("sojourn.alive.*", cb=self._on_alive)
             queue: asyncio.Queue[Any] = asyncio.Queue()
-            config = (await lasting(lambda: self.stream.consumer_info(UPLOADS, SERVER))).config
+            config = (await lasting(self.stream.consumer_info, UPLOADS, SERVER)).config
             await self.stream.subscribe_bind(UPLOADS, config, SERVER, cb=queue.put, manual_ack=True)
             await self._measure()
             await self._publish(self.book.unpublished())
@@ -126,19 +133,21 @@ class Server:
                 await connection.close()
 
     async def _until_over(self, queue: "asyncio.Queue[Any]") -> None:
-        since, held_at = time.monotonic(), time.monotonic()
+        since = held_at = looked_at = time.monotonic()
         while not self.book.over and not self.stopping.is_set():
             await self._step(queue)
             self.book.seconds += time.monotonic() - since
             since = time.monotonic()
+            if since - looked_at > _LOOK_SECONDS:
+                looked_at = since
+                await self._look_around()
             if since - held_at > _HOLD_SECONDS:
                 held_at = since
                 await self._keep_held()
-                await self._look_around()
             self._told(self)
 
     async def _step(self, queue: "asyncio.Queue[Any]") -> None:
-        messages, done, closed = await _waiting(queue), self.book.done, False
+        messages, done, closed, changed = await _waiting(queue), self.book.done, False, False
         settled = []
         for message in messages:
             verdict, receipt = await self._take(message)
@@ -147,13 +156,14 @@ class Server:
                 self._held.append(receipt)
             elif verdict != AGAIN:  # of those the first delivery is still held
                 settled.append(receipt)
+            changed = changed or verdict not in (HELD, AGAIN, DUPLICATE, IGNORED)
             closed = self.book.close(time.time()) or closed
         closed = self.book.close(time.time()) or closed
         given_up = self._give_up()
         new = self._assign()
         if self.book.done // self._eval_every > done // self._eval_every or self.book.over:
             await self._measure()
-        if settled or closed or given_up or new:
+        if changed or closed or given_up or new:
             await asyncio.to_thread(self.book.commit)
         await self._publish(new)
         if not self.book.holding:
@@ -187,18 +197,20 @@ class Server:
     async def _take(self, message: Any) -> tuple[str, Receipt]:
         name = message.subject.rsplit(".", 1)[-1]
         worker, receipt = self.workers.get(name), Receipt(message, name)
-        if worker is None:
-            return DUPLICATE, receipt
-        worker.seen = time.time()
+        if worker is None or worker.quarantined or not is_sealed(self.keys.get(name), message):
+            return IGNORED, receipt  # nobody is to blame: the broker can be made to put its replies here
+        worker.seen, number = time.time(), -1
         try:
             words = words_of(message.data, "upload", UPLOAD_WORDS)
-            number, exchange = whole(words, "task"), words["exchange"]
+            number = whole(words, "task")
             if words["parcel"]:
                 receipt = dataclasses.replace(receipt, parcel=f"task-{number}")
-            up, size = await self._checked(worker, message.data, number, exchange, bool(words["parcel"]))
+            if self.book.has_answered(worker.client) and number in self.book.out:
+                return AGAIN, receipt
+            up, size = await self._checked(worker, message.data, number, words)
         except Rejected as why:
-            self._reject(worker, str(why))
-            return DUPLICATE, receipt
+            self._reject(worker, number, str(why))
+            return REJECTED, receipt
         task = self.book.out.get(number)
         verdict = DUPLICATE if task is None else self.book.take(number, worker.client, up, size, worker.name)
         worker.last = verdict
@@ -210,33 +222,41 @@ class Server:
         self.tally.duplicates += verdict == DUPLICATE
         return verdict, receipt
 
-    async def _checked(self, worker: Worker, data: bytes, number: int, name: str, parcel: bool) -> tuple[Any, float]:
+    async def _checked(self, worker: Worker, data: bytes, number: int, words: Mapping[str, str]) -> tuple[Any, float]:
         """The answer and its norm, if it is what it should be; nothing of an answer that is not waited for."""
+        name, task = words["exchange"], self.book.out.get(number)
         if name not in self.book.trips.exchanges:
             raise Rejected("it is of an exchange that the method does not have")
-        schema, task = self.book.trips.upload_schema(name), self.book.out.get(number)
+        schema = self.book.trips.upload_schema(name)
         if task is not None and task.exchange != name:
             raise Rejected("it answers another exchange than its task")
-        if parcel:
+        if words["parcel"]:
             decode(data, "upload", UPLOAD_WORDS, Schema(()))
             if task is None:
                 return None, 0.0  # its parcel may be gone
             bucket, limit = parcels.uploads_bucket(worker.name), schema.num_bytes + parcels.INLINE_BYTES
-            data = await lasting(lambda: parcels.get(self.stream, bucket, f"task-{number}", limit))
-        words, arrays = decode(data, "upload", UPLOAD_WORDS, schema)
-        if words["task"] != str(number) or words["exchange"] != name:
+            data = await lasting(parcels.get, self.stream, bucket, f"task-{number}", limit, words["digest"])
+        inner, arrays = decode(data, "upload", UPLOAD_WORDS, schema)
+        if (inner["task"], inner["exchange"]) != (words["task"], name):
             raise Rejected("its parcel answers another task")
-        size = check_numbers(arrays, self.rules.max_norm)
+        size = check_numbers(arrays, min(self.rules.max_norm or np.inf, self.book.limit))
         shape = self.book.trips.shapes[name][1]
         return jax.tree.unflatten(jax.tree.structure(shape), arrays), size
 
-    def _reject(self, worker: Worker, why: str) -> None:
+    def _reject(self, worker: Worker, number: int, why: str) -> None:
+        """Notes an upload that cannot be used; its task is given up, and who sends too many is asked no more."""
         worker.rejected = self.book.reject(worker.client, why, worker.name)
         worker.last = f"rejected: {why}"
-        if worker.rejected >= self.rules.max_rejected and not worker.quarantined:
+        task = self.book.out.get(number)
+        if task is not None and task.client == worker.client and not self.book.has_answered(worker.client):
+            self.book.give_up(number, LOST)
+        if worker.rejected >= self.rules.max_rejected:
+            self._exclude(worker)
+
+    def _exclude(self, worker: Worker) -> None:
+        if not worker.quarantined:
             worker.quarantined = True
-            if isinstance(self.book, InRounds):
-                self.book.exclude(worker.client)
+            self.book.exclude(worker.client)
 
     async def _acknowledge(self, receipt: Receipt) -> None:
         with contextlib.suppress(*TROUBLE):
@@ -263,20 +283,29 @@ class Server:
             await asyncio.gather(*(self._send(task, body) for task, body in bodies))
 
     async def _body(self, task: Task, down: Any) -> bytes:
-        words = {"task": str(task.number), "exchange": task.exchange, "memory": str(task.memory), "parcel": ""}
+        words = {"task": str(task.number), "exchange": task.exchange, "memory": str(task.memory), "parcel": "",
+                 "digest": "", "start": ""}  # fmt: skip
         start = (jax.tree.map(np.asarray, self.book.x0),) if self.book.trips.remembers and task.memory < 0 else ()
         if Schema.of((down, *start)).num_bytes <= parcels.INLINE_BYTES:
             return encode("task", words, (self.book.key(task), down, *start))
         words["parcel"] = _model_name(task)
-        for parcel, tree in ((words["parcel"], down), *((START, tree) for tree in start)):
-            if parcel not in self._put:
-                self._put = {parcel, *self._put & self._wanted_models()}
-                await parcels.put(self.stream, parcels.MODELS, parcel, pieces("model", {}, tree), self._put)
+        asked = [("digest", words["parcel"], down), *(("start", START, tree) for tree in start)]
+        for word, parcel, tree in asked:
+            if parcel not in self._digests:
+                content = pieces("model", {}, tree)
+                self._digests = {name: known for name, known in self._digests.items() if name in self._wanted_models()}
+                self._digests[parcel] = parcels.digest_of(content)
+                keep = self._wanted_models() | {parcel}
+                await parcels.put(self.stream, parcels.MODELS, parcel, content, keep)
+            words[word] = self._digests[parcel]
         return encode("task", words, (self.book.key(task),))
 
     async def _send(self, task: Task, body: bytes) -> None:
-        name, headers = self.by_client[task.client].name, {"Nats-Msg-Id": f"task-{task.number}"}
-        await lasting(lambda: self.stream.publish(task_subject(name), body, headers=headers))
+        await self._tell(self.by_client[task.client].name, body)
+
+    async def _tell(self, worker: str, body: bytes) -> None:
+        subject = task_subject(worker)
+        await lasting(self.stream.publish, subject, body, headers=self._pair.seal(subject, body))
 
     def _wanted_models(self) -> set[str]:
         """The parcels that tasks which are out start from; all else in the models' bucket is of no use."""
@@ -286,12 +315,16 @@ class Server:
 
     async def _make_streams(self) -> None:
         kept: dict[str, Any] = {
-            "retention": RetentionPolicy.WORK_QUEUE, "storage": StorageType.FILE, "duplicate_window": 120,
+            "retention": RetentionPolicy.WORK_QUEUE, "storage": StorageType.FILE,
         }  # fmt: skip
-        tasks = StreamConfig(  # a worker has one task at a time: a new one takes the place of one that was given up
-            name=TASKS, subjects=["sojourn.task.*"], max_msgs_per_subject=1, discard=DiscardPolicy.OLD, **kept
+        tasks = StreamConfig(
+            name=TASKS,
+            subjects=["sojourn.task.*"],
+            max_msgs_per_subject=_TASKS_WAITING,
+            discard=DiscardPolicy.OLD,
+            **kept,
         )
-        uploads = StreamConfig(  # nor can a worker fill the disk: so many of its uploads may wait
+        uploads = StreamConfig(  # a worker cannot fill the disk
             name=UPLOADS, subjects=["sojourn.upload.*"], max_msgs_per_subject=_UPLOADS_WAITING,
             discard=DiscardPolicy.NEW, discard_new_per_subject=True, **kept,
         )  # fmt: skip
@@ -303,8 +336,8 @@ class Server:
         await _consumer(self.stream, UPLOADS, SERVER, None, f"{inbox(SERVER)}.{UPLOADS}", 4 * self.book.num_clients)
         if self._largest() > parcels.INLINE_BYTES:
             room = 2 * self._largest() + (64 << 20)
-            await parcels.make_bucket(self.stream, parcels.MODELS, room * (2 + len(self.workers)))
-            self._put = await parcels.sweep(self.stream, parcels.MODELS, self._wanted_models())
+            await parcels.make_bucket(self.stream, parcels.MODELS, room * (2 + self.book.num_clients))
+            await parcels.sweep(self.stream, parcels.MODELS, self._wanted_models())
         for worker in self.workers:
             await self._make_way(worker)
 
@@ -319,19 +352,27 @@ class Server:
 
     async def _look_around(self) -> None:
         """New invitations, and how many uploads wait at the broker."""
-        for name in self._roster() if self._roster else ():
+        self.keys = dict(self._roster()) if self._roster else self.keys
+        for name, key in self.keys.items():
             if name not in self.workers and len(self.workers) < self.book.num_clients:
                 self._enlist(name)
-                await lasting(lambda name=name: self._make_way(name))
+                await lasting(self._make_way, name)
+            elif key is None and name in self.workers:  # revoked
+                self._exclude(self.workers[name])
         with contextlib.suppress(*TROUBLE):
             info = await self.stream.consumer_info(UPLOADS, SERVER)
             self.tally.queue = (info.num_pending or 0) + (info.num_ack_pending or 0)
 
     async def _on_hello(self, message: Any) -> None:
-        worker = self.workers.get(message.subject.rsplit(".", 1)[-1])
+        name = message.subject.rsplit(".", 1)[-1]
+        worker = self.workers.get(name)
         answer: dict[str, Any]
-        if worker is None:
-            answer = {"refused": "the server does not know this worker yet; try again in a few seconds."}
+        if not message.reply.startswith(f"{inbox(name)}."):
+            return  # it would be sent in the server's name to somebody else
+        if worker is None and len(self.workers) >= self.book.num_clients:
+            answer = {"refused": f"all {self.book.num_clients} places of this run are taken."}
+        elif worker is None:
+            answer = {"later": "the server does not know this worker."}
         elif worker.quarantined:
             answer = {"refused": f"{worker.name} sent what could not be used and is asked no more."}
         else:
@@ -371,11 +412,11 @@ class Server:
         if not self.book.over:
             return
         for name in self.workers:
-            await lasting(lambda name=name: self.stream.publish(task_subject(name), b""))
+            await self._tell(name, encode(OVER, {}))
         until = time.monotonic() + _FAREWELL_SECONDS
         while time.monotonic() < until:
             there = [worker.name for worker in self.workers.values() if worker.present(time.time())]
-            infos = [await lasting(lambda n=name: self.stream.consumer_info(TASKS, n)) for name in there]
+            infos = [await lasting(self.stream.consumer_info, TASKS, name) for name in there]
             if not any((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos):
                 return
             await asyncio.sleep(0.2)

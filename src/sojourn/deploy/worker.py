@@ -26,12 +26,13 @@ from sojourn.core.vec import Vec
 from sojourn.deploy import parcels
 from sojourn.deploy.book import Trips
 from sojourn.deploy.broker import TASKS, TROUBLE, alive_subject, connected, hello_subject, lasting, upload_subject
-from sojourn.deploy.keys import Credentials
+from sojourn.deploy.keys import Credentials, Pair, is_sealed
 from sojourn.deploy.wire import FORMAT, Rejected, Schema, decode, encode, pieces, whole, words_of
 from sojourn.engine.checkpoint import load_state, save_state
 
-TASK_WORDS = frozenset({"task", "exchange", "memory", "parcel"})
-UPLOAD_WORDS = frozenset({"task", "exchange", "parcel"})
+TASK_WORDS = frozenset({"task", "exchange", "memory", "parcel", "digest", "start"})
+UPLOAD_WORDS = frozenset({"task", "exchange", "parcel", "digest"})
+OVER = "over"  # the kind of the server's last word
 START = "start"  # the parcel of the starting point
 _BEAT_SECONDS = 2.0
 _PATIENCE = 5.0  # seconds to wait for a task before asking whether there will be any
@@ -95,6 +96,7 @@ class Post:
 
     def __init__(self, url: str, creds: Credentials, tls: ssl.SSLContext | None, patience: float) -> None:
         self.url, self.creds, self.name, self.tls, self.patience = url, creds, creds.name, tls, patience
+        self.pair = Pair.of(creds.seed)
         self._connection: Any = None
 
     async def __aenter__(self) -> "Post":
@@ -118,15 +120,18 @@ class Post:
             try:
                 answer = await self._connection.request(hello_subject(self.name), json.dumps(told).encode(), timeout=5)
                 found = json.loads(answer.data)
-                break
+                if not found.get("later") or time.monotonic() > until:
+                    break
+                await asyncio.sleep(1.0)
             except TROUBLE:
                 if time.monotonic() > until:
                     raise SojournError(
                         f"the server at {self.url} does not answer; is `sojourn serve` running?"
                     ) from None
                 await asyncio.sleep(0.5)
-        if found.get("refused"):
-            raise SojournError(str(found["refused"]))
+        refused = found.get("refused") or found.get("later")
+        if refused:
+            raise SojournError(str(refused))
         assert isinstance(found, dict)
         return found
 
@@ -153,8 +158,12 @@ async def work(post: Post, client: Client, told: Callable[[int, str], None] = la
             if await _is_over(post):
                 return done
             continue
-        if message.data == b"":  # the server's last word
+        if not is_sealed(post.creds.server, message):  # not from the server
             await lasting(message.ack)
+            continue
+        with contextlib.suppress(Rejected):
+            words_of(message.data, OVER, frozenset())
+            await lasting(message.ack, patience=post.patience)
             return done
         told(done, "training")
         await _carry_out(post, client, message)
@@ -172,25 +181,25 @@ async def _carry_out(post: Post, client: Client, message: Any) -> None:
 async def _answered(post: Post, client: Client, message: Any) -> None:
     try:
         words, key, leaves = await _read(post, client, message.data)
+    except parcels.Gone:  # the task is no longer wanted: its model was taken away
+        await lasting(message.ack, patience=post.patience)
+        return
     except Rejected as why:
-        if "parcel is not there" in str(why):  # the task is no longer wanted: its model was taken away
-            await lasting(message.ack)
-            return
         raise SojournError(f"the server's task cannot be read: {why}.") from None
     name, number = words["exchange"], whole(words, "task")
     up = await asyncio.to_thread(client.do, number, name, whole(words, "memory"), key, leaves)
-    told = {"task": words["task"], "exchange": name, "parcel": ""}
+    told = {"task": words["task"], "exchange": name, "parcel": "", "digest": ""}
     up = jax.tree.map(np.asarray, up)
     if client.trips.upload_schema(name).num_bytes > parcels.INLINE_BYTES:
-        told["parcel"] = f"task-{number}"
-        content = pieces("upload", {**told, "parcel": ""}, up)
+        content = pieces("upload", told, up)
+        told |= {"parcel": f"task-{number}", "digest": parcels.digest_of(content)}
         await parcels.put(post.stream, parcels.uploads_bucket(post.name), told["parcel"], content)
         del content
         up = ()
-    body = encode("upload", told, up)
-    headers = {"Nats-Msg-Id": f"{post.name}-{number}"}
-    await lasting(post.stream.publish, upload_subject(post.name), body, headers=headers)
-    await lasting(message.ack)
+    body, subject = encode("upload", told, up), upload_subject(post.name)
+    headers = post.pair.seal(subject, body)
+    await lasting(post.stream.publish, subject, body, headers=headers, patience=post.patience)
+    await lasting(message.ack, patience=post.patience)
 
 
 async def _read(post: Post, client: Client, data: bytes) -> tuple[Mapping[str, str], np.ndarray, list[np.ndarray]]:
@@ -204,10 +213,11 @@ async def _read(post: Post, client: Client, data: bytes) -> tuple[Mapping[str, s
         return words, drawn, leaves
     _, (drawn,) = decode(data, "task", TASK_WORDS, Schema.of((key,)))
     leaves = []
-    for parcel, part in zip((words["parcel"], START), parts, strict=False):
+    asked = ((words["parcel"], words["digest"]), (START, words["start"]))
+    for (parcel, digest), part in zip(asked, parts, strict=False):
         schema = Schema.of(part)
         limit = schema.num_bytes + parcels.INLINE_BYTES
-        content = await lasting(parcels.get, post.stream, parcels.MODELS, parcel, limit)
+        content = await lasting(parcels.get, post.stream, parcels.MODELS, parcel, limit, digest, patience=post.patience)
         leaves += decode(content, "model", frozenset(), schema)[1]
     return words, drawn, leaves
 

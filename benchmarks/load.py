@@ -209,7 +209,7 @@ def flower(num_bytes: int, workers: int) -> dict[str, Any]:
     """The same echo by Flower; a node is three Python processes, so not more are asked for than two cores can start."""
     if workers > WORKERS[0]:
         return {
-            "reason": f"{workers} nodes are {3 * workers} Python processes, more than this machine starts in minutes"
+            "reason": f"not tried, as {workers} nodes are {3 * workers} Python processes"
         }
     environment = environments.ensure("flower_load")
     if environment.python is None:

@@ -208,9 +208,7 @@ def median(answers: list[dict[str, Any]]) -> dict[str, Any]:
 def flower(num_bytes: int, workers: int) -> dict[str, Any]:
     """The same echo by Flower; a node is three Python processes, so not more are asked for than two cores can start."""
     if workers > WORKERS[0]:
-        return {
-            "reason": f"not tried, as {workers} nodes are {3 * workers} Python processes"
-        }
+        return {"reason": f"not tried, as {workers} nodes are {3 * workers} Python processes"}
     environment = environments.ensure("flower_load")
     if environment.python is None:
         return {"reason": environment.reason}

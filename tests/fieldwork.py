@@ -117,6 +117,21 @@ class Fieldwork:
             return "nothing yet"
         return f"{run['done']} of {run['of']} {run['unit']}, {run['phase']}"
 
+    def applied(self) -> dict[str, int]:
+        """How many uploads of every worker are in the model."""
+        return {
+            worker["name"]: worker["applied"]
+            for worker in json.loads((self.run / "status.json").read_text())["workers"]
+        }
+
+    def wait_for_everyone(self, seconds: float) -> None:
+        """Until an upload of every worker has come in anew: nobody waits for what was lost."""
+        before, until = self.applied(), time.monotonic() + seconds
+        while any(self.applied()[name] <= number for name, number in before.items()):
+            if time.monotonic() > until:
+                raise AssertionError(f"{before} and then {self.applied()}: {self.status()}\n{self.logs()}")
+            time.sleep(0.5)
+
     def done(self) -> int:
         try:
             return int(json.loads((self.run / "status.json").read_text())["run"]["done"])

@@ -79,7 +79,7 @@ class Home:
         kind = OneByOne if method.asynchronous else InRounds
         whole = whole or federation(*range(len(self.names)))
         book = kind(whole, method, self.place / "book", Rules(**rules), of=of, seed=3)
-        return Server(book, self.names, {})
+        return Server(book, self.ring.places, {})
 
     async def worker(
         self, number: int, method: Any = FEDASYNC, alone: Federation | None = None, kind: type[Client] = Client

@@ -1,5 +1,6 @@
 """The book of rounds: the same model as the simulator's, whoever is killed, late or absent."""
 
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,20 +94,51 @@ def test_a_sampled_cohort_is_the_simulators(method: Any, x64: None, tmp_path: Pa
     np.testing.assert_allclose(answer_of(book), np.ravel(history.params), rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"aggregator": "median"}, {"clip": 0.1, "noise_multiplier": 0.5, "delta": 1e-3}],
-    ids=["median", "private"],
-)
-def test_guards_and_their_noise_are_the_simulators(options: Any, x64: None, tmp_path: Path) -> None:
-    federation, everyone = problem(), list(range(CLIENTS))
-    method = sj.guarded(FedAvg(0.02, 3), **options)
+def test_a_guard_is_the_simulators(x64: None, tmp_path: Path) -> None:
+    federation, everyone, method = problem(), list(range(CLIENTS)), sj.guarded(FedAvg(0.02, 3), "median")
     book_of = lambda: InRounds(federation, method, tmp_path, Rules(), of=ROUNDS, seed=3)  # noqa: E731
     book = played(book_of, Workers(federation, method), lambda round: everyone, killed=0.1)
     history = sj.run(federation, method, ROUNDS, seed=3, progress=False)
     np.testing.assert_allclose(answer_of(book), np.ravel(history.params), rtol=1e-9)
     plain = sj.run(federation, FedAvg(0.02, 3), ROUNDS, seed=3, progress=False)
     assert np.abs(answer_of(book) - np.ravel(plain.params)).max() > 1e-6
+
+
+def test_the_noise_of_a_private_run_is_nobodys_to_know(x64: None, tmp_path: Path) -> None:
+    """Two runs of one seed differ; each replays with the secret that its server kept, also after kills."""
+    federation, everyone, found = problem(), list(range(CLIENTS)), []
+    method = sj.guarded(FedAvg(0.02, 3), clip=0.1, noise_multiplier=0.5, delta=1e-3, weights="equal")
+    for place in (tmp_path / "a", tmp_path / "b"):
+        book_of = lambda place=place: InRounds(federation, method, place, Rules(), of=ROUNDS, seed=3)  # noqa: E731
+        book = played(book_of, Workers(federation, method), lambda round: everyone, killed=0.2)
+        assert difference(book, federation) < 1e-12
+        assert stat.S_IMODE((place / "root.secret").stat().st_mode) == 0o600
+        found.append(answer_of(book))
+    assert np.abs(found[0] - found[1]).max() > 1e-3
+
+
+def test_a_guard_is_asked_about_the_fewest_answers_that_can_close_a_round(x64: None, tmp_path: Path) -> None:
+    federation, method = problem(), sj.guarded(FedAvg(0.02, 3), "krum", attackers=1)
+    InRounds(federation, method, tmp_path / "a", Rules(), of=1)
+    with pytest.raises(SojournError, match="krum"):
+        InRounds(federation, method, tmp_path / "b", Rules(min_reports=2, deadline=1.0), of=1)
+    book = InRounds(federation, method, tmp_path / "c", Rules(), of=1)
+    with pytest.raises(SojournError, match="krum"):
+        book.exclude(1)
+
+
+def test_a_number_of_samples_is_told_once(x64: None, tmp_path: Path) -> None:
+    federation = problem()
+    book = InRounds(federation, sj.guarded(FedAvg(0.02, 3), "median"), tmp_path, Rules(), of=1)
+    book.told_samples(0, 20)
+    with pytest.raises(SojournError, match="before"):
+        book.told_samples(0, 2**31)
+    with pytest.raises(SojournError):
+        book.told_samples(1, 30)  # a median does not weigh
+    book.told_samples(1, 20)
+    book.commit()
+    again = InRounds(federation, sj.guarded(FedAvg(0.02, 3), "median"), tmp_path, Rules(), of=1)
+    assert again.samples == [20, 20, None, None, None]
 
 
 def test_who_is_absent_is_replaced_and_the_log_still_replays(x64: None, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ def soak(place: Path, config: str, endless: str, seconds: float, seed: int) -> N
         work.wait_for(2, 120.0)
         killed = work.torment(seconds, seed, told=lambda text: print(text, flush=True))
         work.wait_for(work.done() + 2, 120.0)  # it goes on
+        work.wait_for_everyone(60.0)
         assert work.end("server") == 130, work.logs()
         book, apart = work.audit()
     finally:

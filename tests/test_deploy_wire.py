@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from sojourn.deploy.wire import Rejected, Schema, check_numbers, decode, encode
 
@@ -89,3 +90,18 @@ def test_no_mutation_gets_past_the_schema(number: int) -> None:
             continue
         assert words.keys() == {"task"} and [a.shape for a in arrays] == [(2, 3), (4,), ()]
     assert rejected > 0.8 * number
+
+
+def test_messages_are_in_the_format_of_the_library() -> None:
+    """Ours writes without copies; the library's reader finds the same."""
+    arrays = [
+        np.arange(6, dtype="f4").reshape(2, 3),
+        np.array([7, 8], np.uint32),
+        np.ones((), "f8"),
+        np.zeros((0, 2), "f4"),
+    ]
+    found = safetensors.numpy.load(encode("task", {"task": "1"}, arrays))
+    assert [found[name].tolist() for name in sorted(found)] == [array.tolist() for array in arrays]
+    ours = safetensors.numpy.save({f"{i:05d}": a for i, a in enumerate(arrays)}, {"sojourn": "1", "kind": "task"})
+    for mine, other in zip(decode(ours, "task", frozenset(), Schema.of(arrays))[1], arrays, strict=True):
+        np.testing.assert_array_equal(mine, other)

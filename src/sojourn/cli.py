@@ -306,7 +306,7 @@ def _needs_deployment() -> None:
     """What only a deployment needs is installed apart."""
     from sojourn.core.errors import SojournError
 
-    missing = [name for name in ("nats", "nkeys", "safetensors", "cryptography", "aiohttp") if not find_spec(name)]
+    missing = [name for name in ("nats", "nkeys", "nacl", "cryptography", "aiohttp") if not find_spec(name)]
     if missing:
         raise SojournError(f"deployment needs {missing[0]}; install it with: pip install 'sojourn[deploy]'")
 

@@ -178,6 +178,7 @@ class Broker:
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection(self.host, self.port)
                 writer.close()
+                await writer.wait_closed()
                 return
             await asyncio.sleep(0.05)
         raise SojournError(f"the broker does not answer on {self.host}:{self.port}.")

@@ -28,6 +28,7 @@ from sojourn.deploy.replay import difference
 from sojourn.deploy.rounds import InRounds
 from sojourn.deploy.rules import Rules
 from sojourn.deploy.server import Server
+from sojourn.deploy.wire import Rejected
 from sojourn.deploy.worker import Client
 from test_deploy_network import NAMES, Home, data, together
 
@@ -148,11 +149,18 @@ def test_who_would_put_into_a_full_bucket_waits_until_something_was_taken_away(h
         stream = connection.jetstream()
         await parcels.make_bucket(stream, "narrow", 5 << 20)
         await parcels.put(stream, "narrow", "first", [mebibyte, mebibyte])
-        second = asyncio.create_task(parcels.put(stream, "narrow", "second", [b"x" * 7, mebibyte, mebibyte], ["first"]))
+        content = [b"x" * 7, mebibyte, mebibyte]
+        second = asyncio.create_task(parcels.put(stream, "narrow", "second", content, ["first"]))
         done, _ = await asyncio.wait([second], timeout=1.5)
         await parcels.drop(stream, "narrow", "first")
         await asyncio.wait_for(second, 10.0)
-        found = bytes(await parcels.get(stream, "narrow", "second", 1 << 22)), await parcels.names(stream, "narrow")
+        with pytest.raises(Rejected, match="not what it says"):
+            await parcels.get(stream, "narrow", "second", 1 << 22, parcels.digest_of([mebibyte]))
+        digest = parcels.digest_of(content)
+        found = (
+            bytes(await parcels.get(stream, "narrow", "second", 1 << 22, digest)),
+            await parcels.names(stream, "narrow"),
+        )
         await connection.close()
         return bool(done), *found
 

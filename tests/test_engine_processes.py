@@ -142,6 +142,23 @@ def test_a_worker_that_is_killed_is_replaced_and_the_result_is_the_same(x64: Non
     )
 
 
+def test_a_run_after_an_interrupted_one_hears_its_own_answers(x64: None) -> None:
+    """Interrupted while a worker still owes an answer: it may not wait for the next run, which would take it for its."""
+    expected, heard, count = slow_run("compiled", 6), processes.Crew._heard, [0]
+
+    def interrupted(self: processes.Crew, number: int, order: tuple[Any, ...]) -> None:
+        count[0] += bool(order) and order[0] == "play"
+        if count[0] == 7:
+            raise KeyboardInterrupt
+        heard(self, number, order)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(processes.Crew, "_heard", interrupted)
+        slow_run(TWO, 6)
+    for _ in range(2):
+        assert_same_run(slow_run(TWO, 6), expected)
+
+
 def test_a_worker_that_dies_again_and_again_is_told_in_a_sentence(x64: None, monkeypatch: pytest.MonkeyPatch) -> None:
     run(noisy(), LocalSGD(step_size=0.01), 2, engine=TWO)
     monkeypatch.setattr(processes.worker, "__file__", os.devnull)
@@ -179,7 +196,7 @@ def script(rounds: int, path: Path) -> subprocess.Popen[str]:
     (path / "mine.py").write_text(textwrap.dedent(SCRIPT).replace("sj.engine.", "__import__('sojourn.engine').engine."))
     return subprocess.Popen(
         [sys.executable, "mine.py", str(rounds)], cwd=path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, process_group=0,
     )  # fmt: skip
 
 
@@ -203,14 +220,17 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes through /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, None])
-def test_nothing_is_left_behind_however_a_script_ends(how: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, "terminal", None])
+def test_nothing_is_left_behind_however_a_script_ends(how: int | str | None, tmp_path: Path) -> None:
+    """A terminal's Ctrl-C goes to all processes of the group, also to workers that are just starting."""
     before = set(os.listdir("/dev/shm"))
     process = script(20 if how is None else 10_000_000, tmp_path)
     wait_until(lambda: len(children(process.pid)) >= 2 or process.poll() is not None)
     workers = children(process.pid)
     assert len(workers) == 2
-    if how is not None:
+    if how == "terminal":
+        os.killpg(process.pid, signal.SIGINT)
+    elif isinstance(how, int):
         time.sleep(1.0)
         process.send_signal(how)
     said, complaints = process.communicate(timeout=120)

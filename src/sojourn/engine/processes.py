@@ -145,19 +145,24 @@ class Worker:
         environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
         with there:
             self.process = subprocess.Popen(
-                [sys.executable, str(Path(worker.__file__)), str(there.fileno())],
+                [sys.executable, "-P", str(Path(worker.__file__)), str(there.fileno())],  # our files are no modules
                 pass_fds=[there.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C is for the parent, also while a worker is still starting
             )  # fmt: skip
         self._connection: Any = multiprocessing.connection.Connection(here.detach())
+        self.owes = False  # an answer: whoever is told something else first would take the old one for the new
 
     def tell(self, *order: Any, handle: int | None = None) -> None:
+        self.owes = True
         self._connection.send(order)
         if handle is not None:
             multiprocessing.reduction.send_handle(self._connection, handle, self.process.pid)
 
     def hear(self) -> str:
         """What went wrong; an empty text if nothing did. EOFError or OSError: it is gone."""
-        return str(self._connection.recv())
+        said = str(self._connection.recv())
+        self.owes = False
+        return said
 
     def answers_within(self, seconds: float) -> bool:
         return bool(self._connection.poll(seconds))
@@ -260,11 +265,13 @@ class Crew:
 
     def close(self) -> None:
         for one in self._crew:
-            try:  # one that is in the middle of something is not worth waiting for
-                one.tell("end")
-                done = one.answers_within(1.0) and not one.hear()
-            except (EOFError, OSError):
-                done = False
+            done = not one.owes  # one that is in the middle of something is not worth waiting for
+            if done:
+                try:
+                    one.tell("end")
+                    done = one.answers_within(1.0) and not one.hear()
+                except (EOFError, OSError):
+                    done = False
             if done:
                 _idle.append(one)
             else:

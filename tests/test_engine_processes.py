@@ -143,7 +143,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_result_is_the_same(x64: Non
 
 
 def test_a_run_after_an_interrupted_one_hears_its_own_answers(x64: None) -> None:
-    """Interrupted while a worker still owes an answer: it may not wait for the next run, which would take it for its."""
+    """Interrupted while a worker owes an answer: the next run would take that for its own."""
     expected, heard, count = slow_run("compiled", 6), processes.Crew._heard, [0]
 
     def interrupted(self: processes.Crew, number: int, order: tuple[Any, ...]) -> None:

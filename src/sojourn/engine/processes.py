@@ -202,8 +202,9 @@ class Crew:
             views(self._arena.memory, self._tasks[0]["constants"]), baggage.constants[0], strict=True
         ):
             place[...] = array
-        self._crew = [_idle.pop() if _idle else Worker() for _ in range(blocks.workers)]
+        self._crew: list[Worker] = []
         try:
+            self._hire(blocks.workers)
             for number in range(blocks.workers):
                 with _noticed_later():
                     self._begin(number)
@@ -212,6 +213,15 @@ class Crew:
         except BaseException:
             self.close()
             raise
+
+    def _hire(self, number: int) -> None:
+        try:
+            while len(self._crew) < number:
+                self._crew.append(_idle.pop() if _idle else Worker())
+        except OSError as error:
+            raise SojournError(
+                f'worker process {len(self._crew)} does not start ({error}); take fewer workers, or engine "compiled".'
+            ) from error
 
     def _lay_out(self, baggage: Baggage) -> None:
         self._arena = Arena()

@@ -24,7 +24,7 @@ from sojourn.core.federation import Federation
 from sojourn.engine import Auto, Compiled, Processes, choice, processes
 from sojourn.engine.rounds import Plan
 from test_contract import IN_ROUNDS, make, quick_compilation
-from test_parity import assert_same_state, assert_same_table, play
+from test_parity import GUARDS, assert_same_state, assert_same_table, play
 
 run = functools.partial(sj.run, progress=False)
 TWO = Processes(workers=2)
@@ -67,6 +67,16 @@ def test_worker_processes_give_the_numbers_of_the_compiled_engine(name: str, x64
     participation = None if algorithm.needs_everyone() else 3
     expected, expected_table = play(federation, algorithm, "compiled", participation=participation)
     found, found_table = play(federation, algorithm, TWO, participation=participation)
+    assert_same_state(found, expected)
+    assert_same_table(found_table, expected_table)
+
+
+@GUARDS
+def test_worker_processes_give_the_numbers_of_guarded_runs(guard: dict[str, Any], x64: None) -> None:
+    """Stacks of unequal length, and the server's noise."""
+    algorithm = sj.guarded(Scaffold(step_size=0.05, num_local_steps=2), **guard)
+    expected, expected_table = play(noisy(11), algorithm, "compiled", participation=7)
+    found, found_table = play(noisy(11), algorithm, TWO, participation=7)
     assert_same_state(found, expected)
     assert_same_table(found_table, expected_table)
 
@@ -142,6 +152,23 @@ def test_a_worker_that_is_killed_is_replaced_and_the_result_is_the_same(x64: Non
     )
 
 
+def test_a_run_after_an_interrupted_one_hears_its_own_answers(x64: None) -> None:
+    """Interrupted while a worker owes an answer: the next run would take that for its own."""
+    expected, heard, count = slow_run("compiled", 6), processes.Crew._heard, [0]
+
+    def interrupted(self: processes.Crew, number: int, order: tuple[Any, ...]) -> None:
+        count[0] += bool(order) and order[0] == "play"
+        if count[0] == 7:
+            raise KeyboardInterrupt
+        heard(self, number, order)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(processes.Crew, "_heard", interrupted)
+        slow_run(TWO, 6)
+    for _ in range(2):
+        assert_same_run(slow_run(TWO, 6), expected)
+
+
 def test_a_worker_that_dies_again_and_again_is_told_in_a_sentence(x64: None, monkeypatch: pytest.MonkeyPatch) -> None:
     run(noisy(), LocalSGD(step_size=0.01), 2, engine=TWO)
     monkeypatch.setattr(processes.worker, "__file__", os.devnull)
@@ -179,7 +206,7 @@ def script(rounds: int, path: Path) -> subprocess.Popen[str]:
     (path / "mine.py").write_text(textwrap.dedent(SCRIPT).replace("sj.engine.", "__import__('sojourn.engine').engine."))
     return subprocess.Popen(
         [sys.executable, "mine.py", str(rounds)], cwd=path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, process_group=0,
     )  # fmt: skip
 
 
@@ -203,14 +230,17 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes through /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, None])
-def test_nothing_is_left_behind_however_a_script_ends(how: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, "terminal", None])
+def test_nothing_is_left_behind_however_a_script_ends(how: int | str | None, tmp_path: Path) -> None:
+    """A terminal's Ctrl-C goes to all processes of the group, also to workers that are just starting."""
     before = set(os.listdir("/dev/shm"))
     process = script(20 if how is None else 10_000_000, tmp_path)
     wait_until(lambda: len(children(process.pid)) >= 2 or process.poll() is not None)
     workers = children(process.pid)
     assert len(workers) == 2
-    if how is not None:
+    if how == "terminal":
+        os.killpg(process.pid, signal.SIGINT)
+    elif isinstance(how, int):
         time.sleep(1.0)
         process.send_signal(how)
     said, complaints = process.communicate(timeout=120)
@@ -279,3 +309,38 @@ def test_a_resumed_run_goes_on_with_the_engine_it_had(x64: None, tmp_path: Path)
     resumed = run(noisy(), algorithm, 5, out=tmp_path, resume=True)  # "auto" would take the compiled one
     assert resumed.manifest["engine"] == {"name": "processes", "workers": 2, "why": "the run began with it"}
     assert run(noisy(), algorithm, 3).manifest["engine"]["why"] == "too little work to divide"
+
+
+def test_a_run_goes_on_with_another_number_of_workers_and_not_with_another_engine(x64: None, tmp_path: Path) -> None:
+    algorithm = Scaffold(step_size=0.01, num_local_steps=2)
+    run(noisy(8), algorithm, 3, out=tmp_path, engine=Processes(workers=1))
+    with pytest.raises(SojournError, match='holds a run of engine "processes", and this is engine "compiled"'):
+        run(noisy(8), algorithm, 6, out=tmp_path, resume=True, engine="compiled")
+    assert_same_run(run(noisy(8), algorithm, 6, out=tmp_path, resume=True, engine=TWO), run(noisy(8), algorithm, 6))
+
+
+def test_where_processes_do_not_start_auto_goes_on_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(self: Any) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(choice, "cores", lambda: 100)
+    monkeypatch.setattr(Auto, "_against_processes", lambda *a: "")
+    assert chosen(5, large())[0] == Processes(workers=8)
+    assert Auto().chosen(large(), make("local-sgd"), 5, Plan(64, 1), None)[0] == Processes(workers=16)
+    processes.dismiss_idle()
+    monkeypatch.setattr(processes.Worker, "__init__", refuse)
+    algorithm = LocalSGD(step_size=0.01)
+    found = run(noisy(), algorithm, 3, out=tmp_path)
+    assert found.manifest["engine"]["name"] == "compiled"
+    assert "worker processes do not start" in (why := found.manifest["engine"]["why"]) and "no more processes" in why
+    assert_same_run(
+        run(noisy(), algorithm, 5, out=tmp_path, resume=True), run(noisy(), algorithm, 5, engine="compiled")
+    )
+    with pytest.raises(SojournError, match="does not start"):
+        run(noisy(), algorithm, 3, engine=TWO)
+
+
+def test_in_virtual_time_the_manifest_names_the_engine() -> None:
+    trace = sj.traces.busy(3, 5, sj.traces.Devices(sj.traces.Constant()), sj.traces.Work(1), concurrency=2)
+    told = run(noisy(3), sj.algorithms.FedAsync(step_size=0.1, num_local_steps=1), 5, trace=trace).manifest["engine"]
+    assert told["name"] == "compiled"

@@ -26,7 +26,7 @@ from sojourn.engine import Ray, ray_cluster
 from sojourn.experiment import run_config
 from sojourn.problems.quadratic import Quadratic
 from test_contract import IN_ROUNDS, make, quick_compilation
-from test_parity import assert_same_state, assert_same_table, play
+from test_parity import GUARDS, assert_same_state, assert_same_table, play
 
 run = functools.partial(sj.run, progress=False)
 ENGINE = Ray(actors=2)
@@ -74,6 +74,16 @@ def test_actors_give_the_numbers_of_the_compiled_engine(name: str, cluster: Any,
     participation = None if algorithm.needs_everyone() else 3
     expected, expected_table = play(federation, algorithm, "compiled", participation=participation)
     found, found_table = play(federation, algorithm, ENGINE, participation=participation)
+    assert_same_state(found, expected)
+    assert_same_table(found_table, expected_table)
+
+
+@GUARDS
+def test_actors_give_the_numbers_of_guarded_runs(guard: dict[str, Any], cluster: Any, x64: None) -> None:
+    """Stacks of unequal length, and the server's noise."""
+    algorithm = sj.guarded(Scaffold(step_size=0.05, num_local_steps=2), **guard)
+    expected, expected_table = play(noisy(11), algorithm, "compiled", participation=7)
+    found, found_table = play(noisy(11), algorithm, ENGINE, participation=7)
     assert_same_state(found, expected)
     assert_same_table(found_table, expected_table)
 
@@ -152,6 +162,58 @@ def test_an_actor_that_is_lost_is_made_anew_and_the_result_is_the_same(
     np.testing.assert_array_equal(disturbed.params, undisturbed.params)
 
 
+@pytest.mark.parametrize("error", ["ObjectLostError", "NodeDiedError", "ActorUnavailableError"])
+def test_an_answer_that_is_lost_is_asked_for_again_of_a_new_actor(
+    error: str, cluster: Any, x64: None, monkeypatch: Any
+) -> None:
+    """The old actor has done the work, so that its memories would be a round ahead if it did it again."""
+    algorithm = Scaffold(step_size=0.01, num_local_steps=2)
+    expected = run(noisy(), algorithm, 6, participation=3)
+    get, asked, revived = cluster.get, [0], []
+    made = {"ObjectLostError": ("00" * 28, None, ""), "NodeDiedError": ("",), "ActorUnavailableError": ("", b"0" * 16)}
+
+    def lose_one(waiting: Any, **how: Any) -> Any:
+        found = get(waiting, **how)
+        asked[0] += 1
+        if asked[0] == 14:
+            raise getattr(cluster.exceptions, error)(*made[error])
+        return found
+
+    revive = ray_cluster.Cast._revive
+    monkeypatch.setattr(ray_cluster.Cast, "_revive", lambda self, *a: (revived.append(a), revive(self, *a)))
+    monkeypatch.setattr(cluster, "get", lose_one)
+    found = run(noisy(), algorithm, 6, participation=3, engine=ENGINE)
+    assert len(revived) == 1
+    np.testing.assert_allclose(found.params, expected.params, rtol=0, atol=1e-12)
+
+
+def test_an_actor_that_finds_no_place_again_is_told_in_a_sentence(cluster: Any, monkeypatch: Any) -> None:
+    """A lost node: its actors cannot be made anew, and nobody waits for ever."""
+    whole = ray_cluster.Cast.play
+
+    def play_and_die(self: ray_cluster.Cast, *letter: Any) -> Any:
+        monkeypatch.setattr(ray_cluster, "_SECONDS_TO_START", 0.5)
+        monkeypatch.setattr(ray_cluster, "_hired", nowhere)
+        self._ray.kill(self.actors[0])
+        return whole(self, *letter)
+
+    def nowhere(ray: Any) -> Any:
+        kind = ray.remote(num_cpus=1000)(ray_cluster.worker.Actor)
+        return kind.remote()
+
+    monkeypatch.setattr(ray_cluster.Cast, "play", play_and_die)
+    with pytest.raises(SojournError, match=r"has not started in 0\.5 s"):
+        run(noisy(), LocalSGD(step_size=0.05), 2, engine=ENGINE)
+    monkeypatch.undo()
+    run(noisy(), LocalSGD(step_size=0.05), 2, engine=ENGINE)  # does not wait for those that will never begin
+
+
+def test_what_goes_wrong_in_an_actor_is_told_in_a_sentence(cluster: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(ray_cluster.Cast, "_task", lambda self, number: (self._baggage.settings, {}, [], 0))
+    with pytest.raises(SojournError, match=r"actor 0 of the Ray cluster failed \(.*KeyError"):
+        run(noisy(), LocalSGD(step_size=0.05), 2, engine=ENGINE)
+
+
 def test_a_long_chunk_fetches_memories_instead_of_keeping_all_broadcasts(
     cluster: Any, x64: None, monkeypatch: Any
 ) -> None:
@@ -175,6 +237,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits(cluster: Any, x64: None, tmp_pat
 def test_what_the_cluster_cannot_do_is_told_in_a_sentence(cluster: Any) -> None:
     with pytest.raises(SojournError, match="3 actors need as many processors, and the cluster has 2"):
         run(noisy(), LocalSGD(step_size=0.05), 2, engine=Ray(actors=3))
+    with pytest.raises(
+        SojournError, match=r'connected to the Ray cluster at .* and address = "10.0.0.1:6379" is another'
+    ):
+        run(noisy(), LocalSGD(step_size=0.05), 2, engine=Ray(address="10.0.0.1:6379", actors=2))
     with pytest.raises(SojournError, match="actors = 0 does not fit"):
         Ray(actors=0)
 

@@ -1,6 +1,7 @@
 """Guards: the contract around every method, bounded answers, noise of the stated size, what privacy adds up to."""
 
 import builtins
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -17,11 +18,13 @@ from scipy.stats import chi2, norm
 
 import sojourn as sj
 from conftest import random_quadratics
+from sojourn import sweeping
 from sojourn.algorithms import (
     ALGORITHMS,
     CELSGD,
     FedAc,
     FedAsync,
+    FedAvg,
     FedBuff,
     LocalSGD,
     Scaffold,
@@ -42,6 +45,7 @@ from sojourn.engine.rounds import Plan, play_exchanges, start
 from sojourn.report.guards import guards_html, guards_note
 from sojourn.report.runs import split
 from sojourn.report.table import rich_table
+from sojourn.sweeping import Setting
 from test_contract import assert_rounds_keep_the_state, make, network_federation, quick_compilation
 
 LOCAL = LocalSGD(step_size=0.05, num_local_steps=3)
@@ -294,6 +298,26 @@ def test_the_noise_has_the_stated_deviation_and_is_independent_over_rounds_and_c
     assert apart.max() < norm.ppf(1 - 1e-6) / math.sqrt(500)
 
 
+def test_runs_of_one_seed_with_other_numbers_share_no_noise(x64: None) -> None:
+    """Noise that is shared cancels in a difference of two runs; nor is the inner method's randomness the guard's."""
+
+    def noise(inner: Algorithm = Silent(), **changes: Any) -> np.ndarray:  # noqa: B008
+        algorithm = guarded(inner, **PRIVATE | changes)
+        (exchange, *_), key = algorithm.exchanges(), server_key(root_key(1), "local")
+        context = Context(jnp.zeros((), int), 4, 4, weights=jnp.full(4, 0.25), key=key)
+        return np.asarray(exchange.aggregate(ModelState(Vec(jnp.zeros(500))), Vec(jnp.zeros((4, 500))), context).x.tree)
+
+    several = [noise(), noise(noise_multiplier=2.0 + 1e-12), noise(clip=0.6), noise(Tossing())]
+    assert np.array_equal(several[0], noise())
+    apart = np.abs(np.corrcoef(several)[np.triu_indices(4, 1)])
+    assert apart.max() < norm.ppf(1 - 1e-6) / math.sqrt(500)
+
+
+def test_exchanges_of_one_purpose_tell_of_their_clipping_apart(quadratics: Federation) -> None:
+    columns = [name for name in run(quadratics, guarded(Tossing(), clip=1.0), 1).frame() if "clipped" in name]
+    assert columns == ["clipped_local_1", "clipped_local_2"]
+
+
 def test_the_epsilon_of_one_round_with_everyone_lies_just_above_the_exact_one() -> None:
     looks = releases(LOCAL, 10, 10, 1)
     assert looks == {(10, 10, 1): 1}
@@ -329,6 +353,19 @@ def test_what_is_released_is_counted_for_every_kind_of_method() -> None:
     assert releases(lamb, 50, 50, 4) == {(50, 50, 2): 1, (50, 50, 1): 3}
 
 
+def test_where_nobody_is_drawn_nothing_is_gained() -> None:
+    estimate = CELSGD(step_size=0.1)
+    assert releases(estimate, 50, 10, 5, drawn=False) == {(10, 10, 1): 5, (1, 1, 1): 5}
+    z = {drawn: noise_for(LOCAL, 2.0, 1e-5, num_clients=50, rounds=5, cohort=5, drawn=drawn) for drawn in (True, False)}
+    assert z[False] == noise_for(LOCAL, 2.0, 1e-5, num_clients=5, rounds=5) > 1.5 * z[True]
+    private, world = guarded(estimate, **PRIVATE), World(50, 10)
+    told = [private.account(w, 5)["privacy"] for w in (world, dataclasses.replace(world, drawn=False), World(50, 50))]
+    assert [one["sampling"] for one in told] == [
+        "10 of 50 and 1 of 50, without replacement", "none", "1 of 50, without replacement"
+    ]  # fmt: skip
+    assert told[1]["epsilon"] > told[0]["epsilon"]
+
+
 def test_the_multiplier_for_an_epsilon_is_the_least() -> None:
     z = noise_for(LOCAL, 2.0, 1e-5, num_clients=100, rounds=10, cohort=20)
     looks = releases(LOCAL, 100, 20, 10)
@@ -359,6 +396,29 @@ def test_every_setting_of_a_sweep_tells_its_own_epsilon(quadratics: Federation) 
     found = [entry["privacy"]["epsilon"] for entry in history.manifest["settings"]]
     assert found == [epsilon_spent(releases(LOCAL, 6, 6, 5), z, 1e-3) for z in (2.0, 4.0)]
     assert "privacy" not in history.manifest
+
+
+def test_an_epsilon_of_a_sweep_is_of_the_rounds_that_its_setting_was_played(
+    quadratics: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that diverged gave less away; of a sweep too large to be described every epsilon is kept all the same."""
+    make_one = lambda clip: guarded(LOCAL, **PRIVATE | {"clip": clip})  # noqa: E731 -- and noise in proportion
+    spent = lambda rounds: epsilon_spent(releases(LOCAL, 6, 6, rounds), 2.0, 1e-3)  # noqa: E731
+    for most in (100, 1):
+        monkeypatch.setattr(sweeping, "_MAX_DESCRIBED", most)
+        history = sj.sweep(quadratics, make_one, [0.5, 1e30], 5, progress=False)
+        ends = history.frame().groupby("value")["round"].max()
+        assert ends[1e30] < ends[0.5] == 5
+        entries = history.manifest["settings"]
+        assert [entry["labels"]["value"] for entry in entries] == [0.5, 1e30]
+        assert [entry["privacy"]["epsilon"] for entry in entries] == [spent(5), spent(int(ends[1e30]))]
+
+
+def test_a_setting_that_never_ran_gave_nothing_away(quadratics: Federation) -> None:
+    settings = [Setting(guarded(LOCAL, **PRIVATE), 0, {"value": value}) for value in (0, 1)]
+    first, second = sweeping._described(quadratics, settings, 6, {0: 3})
+    assert first["privacy"]["epsilon"] == epsilon_spent(releases(LOCAL, 6, 6, 3), 2.0, 1e-3)
+    assert "privacy" not in second
 
 
 def test_without_the_accountant_a_private_run_says_what_to_install(
@@ -432,6 +492,14 @@ def test_unequal_weights_are_refused_until_they_are_given_up(x64: None) -> None:
         found = run(uneven, guarded(LOCAL, weights="equal", **options), 2).params
         even = sj.problems.quadratic(hessians, optima)
         np.testing.assert_allclose(found, run(even, guarded(LOCAL, **options), 2).params, atol=1e-12)
+
+
+def test_privacy_refuses_weights_that_are_data_however_equal(quadratics: Federation) -> None:
+    average = FedAvg(step_size=0.05)
+    with pytest.raises(SojournError, match=r'set aggregation.weights = "equal", in Python weights="equal"'):
+        run(quadratics, guarded(average, **PRIVATE), 1)
+    run(quadratics, guarded(average, weights="equal", **PRIVATE), 1)
+    run(quadratics, guarded(average, clip=0.5), 1)
 
 
 def test_privacy_refuses_a_world_that_gives_more_away() -> None:

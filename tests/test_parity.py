@@ -29,6 +29,14 @@ from test_contract import IN_ROUNDS, bits, make, phases, quick_compilation
 ROUNDING = 1e-12
 
 run = functools.partial(sj.run, progress=False)
+_GUARDS: list[dict[str, Any]] = [
+    {"aggregator": "median"},
+    {"aggregator": "krum", "attackers": 1, "keep": 2},
+    {"clip": 0.5, "noise_multiplier": 2.0, "delta": 1e-3},
+]
+GUARDS = pytest.mark.parametrize(
+    "guard", [{"weights": "equal", **guard} for guard in _GUARDS], ids=["median", "krum", "private"]
+)
 
 
 @pytest.fixture

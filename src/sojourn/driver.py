@@ -28,7 +28,7 @@ from sojourn.diagnostics.probes import check_probes, with_probes
 from sojourn.engine import ENGINES, Auto, Compiled, Engine, OneByOne, Replay, engine_entry, in_virtual_time
 from sojourn.engine.accounting import COLUMNS as WIRE_COLUMNS
 from sojourn.engine.accounting import Wire, check_messages, kept, message_shapes, one_memory, wire_of
-from sojourn.engine.checkpoint import fingerprint, load_state, save_state
+from sojourn.engine.checkpoint import check_same_engine, fingerprint, load_state, save_state
 from sojourn.engine.compiled import final_answer
 from sojourn.engine.participation import cohort_size
 from sojourn.engine.rounds import (
@@ -41,6 +41,7 @@ from sojourn.engine.rounds import (
     start,
     vector_size,
 )
+from sojourn.engine.sharded import Sharded
 from sojourn.history import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -78,6 +79,7 @@ class Job:
     trace: Trace | None = None  # of an asynchronous method
     devices: Devices | None = None  # whose time synchronous rounds take, if it is asked for
     why: str = "asked for"  # this engine
+    spare: Engine | None = None  # to take where the chosen one does not start
 
     def course(self, num_rounds: int) -> Course:
         whole = lambda number: jnp.asarray(number, jnp.int32)  # noqa: E731
@@ -126,6 +128,7 @@ def make_job(
             if grid is None
             else (Compiled(machine.placement), "a sweep is one program")
         )
+    spare = Compiled() if why != "asked for" and isinstance(machine, Sharded) and kept is None else None
     num_settings = 1 if grid is None else grid[0] * grid[1]
     width = machine.width(federation, cohort, num_settings)
     several = [with_probes(world, algorithm, record).clients for world in worlds]
@@ -133,15 +136,15 @@ def make_job(
     plan = Plan(cohort, width, record, grid, stacked)
     plan = dataclasses.replace(plan, row_size=0 if trace else vector_size(algorithm, federation, plan))
     every = eval_every or max(1, rounds // 100)
-    return Job(federation, clients, algorithm, rounds, machine, plan, every, trace, devices, why)
+    return Job(federation, clients, algorithm, rounds, machine, plan, every, trace, devices, why, spare)
 
 
-def world_of(federation: Federation, algorithm: Algorithm, cohort: int) -> World:
-    """The federation as a method may know it."""
+def world_of(federation: Federation, algorithm: Algorithm, cohort: int, *, drawn: bool = True) -> World:
+    """The federation as a method may know it; `drawn`: cohorts are, at random."""
     clients = federation.clients
     redealt = clients.in_round(jax.random.key(0)) is not clients
     alike = clients.counts_alike(algorithm.weighting)
-    return World(clients.num_clients, cohort, alike, federation.setup is not None, redealt)
+    return World(clients.num_clients, cohort, alike, federation.setup is not None, redealt, drawn)
 
 
 def stack_clients(several: Sequence[Clients]) -> tuple[Clients, tuple[bool, ...]]:
@@ -251,10 +254,16 @@ class Running:
         self._time = VirtualTime(job.federation, one, job.plan.cohort, state.root, job.trace, job.devices)
         self._identity, self._found = "", dict[str, Any]()  # the manifest of the run that goes on
         if out is not None:
-            made = f"{job.trace.identity}, {job.trace.num_slots} slots" if job.trace else ""
-            made = job.devices.identity() if job.devices else made
-            self._identity = fingerprint(job.algorithm, job.clients, state.server, state.root, (job.plan, made))
+            self._identity = self._fingerprint()
             self._open_directory(out, resume)
+
+    def _fingerprint(self) -> str:
+        job, state = self.job, self.state
+        made = f"{job.trace.identity}, {job.trace.num_slots} slots" if job.trace else ""
+        made = job.devices.identity() if job.devices else made
+        # with another number of workers groups are of another size, and a run may go on
+        plan = dataclasses.replace(job.plan, width=0) if isinstance(job.engine, Sharded) else job.plan
+        return fingerprint(job.algorithm, job.clients, state.server, state.root, (plan, made))
 
     def _measure_wires(self, algorithm: Algorithm) -> dict[str, list[Wire]]:
         fed, cohort = self.job.federation, self.job.plan.cohort
@@ -272,6 +281,9 @@ class Running:
 
     def _open_directory(self, out: Path, resume: bool) -> None:
         if resume and (out / STATE_FILE).exists():  # killed before the first save: there is nothing to lose
+            self._found = read_manifest(out / MANIFEST_FILE)
+            before, now = self._found.get("engine", {}), engine_entry(self.job.engine, self.job.why)
+            check_same_engine(out, before.get("name"), now["name"])
             self.state = load_state(out / STATE_FILE, self.state, self._identity)
             done = int(self.state.round)
             if done > self.job.rounds:
@@ -280,7 +292,6 @@ class Running:
             self.tables = [self._without_closing(kept)]
             self.seconds = float(kept["seconds"].sum()) / max(1, self._num_settings() or 1)
             self.status = "diverged" if all_diverged(kept) else "running"
-            self._found = read_manifest(out / MANIFEST_FILE)
         elif not resume and ((out / MANIFEST_FILE).exists() or (out / STATE_FILE).exists()):
             raise SojournError(f"{out} holds a run already; use --resume to go on with it, or another --out.")
 
@@ -323,7 +334,7 @@ class Running:
             if opening not in warm:
                 self._warm_up(opening)
                 warm.add(opening)
-            length = int(min(job.rounds - done, alike, pace, job.engine.capacity(job.plan)))
+            length = int(min(job.rounds - done, alike, pace, self.job.engine.capacity(self.job.plan)))
             seconds, diverged = self._chunk(length, opening)
             pace = max(1, min(8 * pace, int(length * _CHUNK_SECONDS / max(seconds, 1e-9))))
             display.update(int(self.state.round), self._latest())
@@ -336,7 +347,16 @@ class Running:
     def _warm_up(self, opening: bool) -> None:
         job, since = self.job, time.perf_counter()
         plan = dataclasses.replace(job.plan, opening=opening)
-        self.state = job.engine.warm_up(job.algorithm, job.clients, self.state, job.course(0), plan)
+        try:
+            self.state = job.engine.warm_up(job.algorithm, job.clients, self.state, job.course(0), plan)
+        except SojournError as error:
+            if job.spare is None or int(self.state.round):
+                raise
+            width, why = job.spare.width(job.federation, plan.cohort), f"worker processes do not start: {error}"
+            whole = dataclasses.replace(job.plan, width=width)
+            self.job = dataclasses.replace(job, engine=job.spare, plan=whole, why=why, spare=None)
+            self._identity = "" if self.out is None else self._fingerprint()
+            return self._warm_up(opening)
         jax.block_until_ready(self.state)
         self.compile_seconds += time.perf_counter() - since
 

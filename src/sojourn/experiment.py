@@ -217,7 +217,7 @@ def method_of(
         cohort = cohort_size(config.run.participation if drawn else None, federation.num_clients)
         noise = noise_for(
             method, private.epsilon, private.delta, num_clients=federation.num_clients, rounds=config.run.rounds,
-            cohort=cohort,
+            cohort=cohort, drawn=drawn,
         )  # fmt: skip
     return guard(config, method, noise), notes
 

@@ -265,17 +265,24 @@ def _joined(join: Callable[[Sequence[jax.Array]], jax.Array], models: Sequence[A
 
 
 def _described(
-    federation: Federation | None, settings: Sequence[Setting], cohort: int, rounds: int
+    federation: Federation | None, settings: Sequence[Setting], cohort: int, rounds: Mapping[int, int]
 ) -> list[dict[str, Any]]:
-    """The settings' algorithms with what theory knows of starts and ends, once for all seeds; none of a large sweep."""
-    distinct = {repr(sorted(setting.labels.items())): setting for setting in reversed(settings)}
-    if len(distinct) > _MAX_DESCRIBED:
-        return []
+    """The settings' algorithms with what theory knows of starts and ends, once for all seeds; `rounds` are those that
+    a setting was played, if it was. Of a large sweep only what private methods gave away."""
+    distinct: dict[str, list[int]] = {}
+    for number, setting in enumerate(settings):
+        distinct.setdefault(repr(sorted(setting.labels.items())), []).append(number)
     found = []
-    for setting in reversed(distinct.values()):
+    for numbers in distinct.values():
+        setting = settings[numbers[0]]
         home, method = setting.federation or federation, setting.algorithm
         assert home is not None
-        described, account = method.describe(), method.account(world_of(home, method, cohort), rounds)
+        played = max(rounds.get(number, 0) for number in numbers)  # of the seed that went farthest
+        account = method.account(world_of(home, method, cohort), played) if played else {}
+        if len(distinct) > _MAX_DESCRIBED:
+            found += [{"labels": setting.labels, **account}] if account else []
+            continue
+        described = method.describe()
         known = {"landmarks": find_landmarks(home, setting.algorithm), **setup_entry(home, described, cohort)}
         found.append({"labels": setting.labels, "algorithm": described, **known, **account, **setting.notes})
     return found
@@ -315,6 +322,8 @@ def _merge(
             name: list(dict.fromkeys(setting.labels[name] for setting in settings)) for name in settings[0].labels
         },
         "algorithm": {"class": settings[0].algorithm.describe()["class"]},
-        "settings": _described(federation, settings, manifest["cohort"], manifest["rounds"]),
+        "settings": _described(
+            federation, settings, manifest["cohort"], table.groupby("setting")["round"].max().to_dict()
+        ),
     }
     return History(table, manifest, params=params, label=label, config=config)

@@ -65,6 +65,7 @@ class World:
     counts_alike: bool = True  # whether all answers weigh the same
     made_together: bool = False  # whether the first model was made of what clients sent
     redealt: bool = False  # whether samples change hands in every round
+    drawn: bool = True  # whether cohorts are drawn at random; a deployment asks those who are there
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,7 @@ from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, World
 from sojourn.algorithms.clipping import check_floats, clipped, noise_like
 from sojourn.algorithms.privacy import COVERS, accounting, epsilon_spent, releases
 from sojourn.core.errors import SojournError
+from sojourn.core.keys import purpose_key
 from sojourn.core.options import choice, positive
 from sojourn.core.oracle import Oracle
 from sojourn.core.signature import Table, checked, signature_model
@@ -122,6 +123,11 @@ class Guarded(Algorithm):
     def check(self, world: World) -> None:
         self.inner.check(world)
         rule = AGGREGATORS[self.aggregator]
+        if self.private and self.weighting == "size":
+            raise SojournError(
+                f"{self.inner.title} weighs clients by their samples, so weights tell of data what no noise hides, "
+                'however equal they are; set aggregation.weights = "equal", in Python weights="equal".'
+            )
         if not world.counts_alike and (self.private or not rule.weighted):
             what = "noise is worked out for clients that" if self.private else f'"{self.aggregator}" has clients that'
             raise SojournError(
@@ -155,8 +161,9 @@ class Guarded(Algorithm):
         if not self.private:
             return {}
         assert self.delta is not None
-        looks, z = releases(self, world.num_clients, world.cohort, rounds), float(self.noise_multiplier)
-        whole = world.cohort == world.num_clients
+        looks = releases(self, world.num_clients, world.cohort, rounds, drawn=world.drawn)
+        z = float(self.noise_multiplier)
+        draws = dict.fromkeys(f"{size} of {population}" for size, population, _ in looks if size < population)
         return {
             "privacy": {
                 "epsilon": epsilon_spent(looks, z, self.delta),
@@ -165,7 +172,7 @@ class Guarded(Algorithm):
                 "noise_multiplier": z,
                 "releases": sum(number * times for (_, _, number), times in looks.items()),
                 "neighbours": "one client replaced by another, which moves a clipped sum by up to twice the clip",
-                "sampling": "none" if whole else f"{world.cohort} of {world.num_clients}, without replacement",
+                "sampling": f"{' and '.join(draws)}, without replacement" if draws else "none",
                 "accountant": f"Rényi divergences, dp-accounting {importlib.metadata.version('dp-accounting')}",
                 "covers": COVERS,
             }
@@ -198,19 +205,20 @@ class Guarded(Algorithm):
         return self.inner.reopens_every()
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        return tuple(map(self._guard, self.inner.exchanges()))
+        return self._guarded(self.inner.exchanges())
 
     def opening(self) -> tuple[Exchange, ...]:
-        return tuple(map(self._guard, self.inner.opening()))
+        return self._guarded(self.inner.opening())
 
     def closing(self) -> tuple[Exchange, ...]:
-        return tuple(map(self._guard, self.inner.closing()))
+        return self._guarded(self.inner.closing())
 
     # --- the guard -----------------------------------------------------------------------------------------------
 
-    def _guard(self, exchange: Exchange) -> Exchange:
-        column = self._column(exchange)
+    def _guarded(self, exchanges: tuple[Exchange, ...]) -> tuple[Exchange, ...]:
+        return tuple(self._guard(e, self._column(exchanges, place)) for place, e in enumerate(exchanges))
 
+    def _guard(self, exchange: Exchange, column: str) -> Exchange:
         def local(down: Any, memory: Any, oracle: Oracle, key: jax.Array) -> tuple[Any, Any, Info]:
             up, memory, info = exchange.local(down, memory, oracle, key)
             check_floats(self.inner.title, up)
@@ -239,13 +247,26 @@ class Guarded(Algorithm):
             return up
         if context.key is None:
             raise SojournError("the server was given no randomness to draw its noise from (context.key).")
-        noise = noise_like(context.key, up, self.noise_multiplier * self.clip / number)
+        noise = noise_like(self._noise_key(context.key), up, self.noise_multiplier * self.clip / number)
         return jax.tree.map(jnp.add, up, noise)
 
-    def _column(self, exchange: Exchange) -> str:
-        """Where the share of answers that had to be clipped is told; by exchange where there are several."""
-        purposes = {e.purpose for e in (*self.inner.opening(), *self.inner.exchanges())}
-        return "clipped" if len(purposes) == 1 else f"clipped_{exchange.purpose.replace(' ', '_')}"
+    def _noise_key(self, key: jax.Array) -> jax.Array:
+        """Of the guard alone, and of these numbers: noise that two runs shared would cancel in their difference."""
+        key = purpose_key(key, "guard")
+        for number in (self.noise_multiplier, self.clip):
+            for bits in jnp.ravel(jax.lax.bitcast_convert_type(jnp.asarray(number), jnp.uint32)):
+                key = jax.random.fold_in(key, bits)
+        return key
+
+    def _column(self, exchanges: tuple[Exchange, ...], place: int) -> str:
+        """Where the share of answers that had to be clipped is told; by exchange where a method has several."""
+        phases = self.inner.opening(), self.inner.exchanges()
+        if max(map(len, phases)) == 1 and len({e.purpose for phase in phases for e in phase}) == 1:
+            return "clipped"
+        purpose = exchanges[place].purpose
+        alike = [number for number, other in enumerate(exchanges) if other.purpose == purpose]
+        which = f"_{alike.index(place) + 1}" if len(alike) > 1 else ""
+        return f"clipped_{purpose.replace(' ', '_')}{which}"
 
 
 def _origin(exchange: Exchange, down: Any, up: Any) -> Any:

@@ -27,7 +27,7 @@ from sojourn.core.errors import SojournError
 COVERS = (
     "all that the server sends and the final model, against anyone who sees these and does not know who was asked. "
     "Not: columns of the table, which are exact; answers on their way to the server; anyone who knows the run's seed, "
-    "from which noise and cohorts are drawn."
+    "from which noise and cohorts are drawn. Epsilons of several runs on the same clients add up."
 )
 _SENSITIVITY = 2.0  # of the sum, in units of the clip, when a client is replaced
 # Rényi orders: large ones matter for small epsilons, small ones for large. Each is a bound, so leaving some out only
@@ -59,25 +59,27 @@ def accounting() -> Any:
     return dp_accounting
 
 
-def releases(algorithm: Algorithm, num_clients: int, cohort: int, rounds: int) -> Counter[tuple[int, int, int]]:
+def releases(
+    algorithm: Algorithm, num_clients: int, cohort: int, rounds: int, *, drawn: bool = True
+) -> Counter[tuple[int, int, int]]:
     """How often which sample is looked at: (its size, out of how many, looks at the same sample) -> times."""
     opens = _openings(algorithm, rounds)
     found: Counter[tuple[int, int, int]] = Counter()
     kinds = (algorithm.opening(), opens), (algorithm.exchanges(), rounds - opens), (algorithm.closing(), 1)
     for exchanges, times in kinds:
-        looks = Counter(_sample(exchange, num_clients, cohort) for exchange in exchanges)
+        looks = Counter(_sample(exchange, num_clients, cohort, drawn) for exchange in exchanges)
         for (size, population, _), number in looks.items():
             found[size, population, number] += times
     return +found
 
 
-def _sample(exchange: Exchange, num_clients: int, cohort: int) -> tuple[int, int, str]:
+def _sample(exchange: Exchange, num_clients: int, cohort: int, drawn: bool) -> tuple[int, int, str]:
     """Who is looked at: a sample's size, the population it is drawn from, and which draw it is."""
     who = exchange.who
-    if who is Who.FIRST:
-        return 1, 1, "first"  # nobody is drawn, so nothing is gained
+    size = who.number(num_clients, cohort)
+    population = num_clients if drawn and who is not Who.FIRST else size  # where nobody is drawn, nothing is gained
     # the cohort is one draw for a whole round, and ONE is one for every purpose
-    return who.number(num_clients, cohort), num_clients, exchange.purpose if who is Who.ONE else who.value
+    return size, population, exchange.purpose if who is Who.ONE else who.value
 
 
 def _openings(algorithm: Algorithm, rounds: int) -> int:
@@ -116,10 +118,11 @@ def _divergences(size: int, population: int, multiplier: float) -> np.ndarray:
 
 
 def noise_for(
-    algorithm: Algorithm, epsilon: float, delta: float, *, num_clients: int, rounds: int, cohort: int | None = None
-) -> float:
+    algorithm: Algorithm, epsilon: float, delta: float, *, num_clients: int, rounds: int, cohort: int | None = None,
+    drawn: bool = True,
+) -> float:  # fmt: skip
     """The least noise multiplier, to a thousandth, with which so many rounds are (epsilon, delta) private."""
-    looks = releases(algorithm, num_clients, cohort or num_clients, rounds)
+    looks = releases(algorithm, num_clients, cohort or num_clients, rounds, drawn=drawn)
     spent = lambda multiplier: epsilon_spent(looks, multiplier, delta)  # noqa: E731
     high = 1.0
     while spent(high) > epsilon:

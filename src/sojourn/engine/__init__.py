@@ -58,6 +58,8 @@ def in_virtual_time(engine: Engine, trace: Trace) -> Replay | OneByOne:
         return engine
     if isinstance(engine, Sharded):
         raise SojournError(f'engine "{engine.name}" plays rounds; for virtual time use engine "compiled".')
+    if isinstance(engine, Auto):
+        engine = Compiled(engine.placement)
     return Replay(trace, engine) if isinstance(engine, Compiled) else OneByOne(trace)
 
 
@@ -76,6 +78,7 @@ __all__ = [
     "Engine",
     "OneByOne",
     "Processes",
+    "Ray",
     "Reference",
     "Replay",
     "engine_entry",

@@ -73,6 +73,15 @@ def load_state(path: Path, template: Any, identity: str) -> Any:
     return jax.tree.unflatten(structure, [_restore(a, leaf) for a, leaf in zip(arrays, leaves, strict=True)])
 
 
+def check_same_engine(out: Path, before: str | None, now: str) -> None:
+    """Engines add up in different orders, so a run ends with the one that it began with."""
+    if before is not None and {"auto": "compiled"}.get(before, before) != now:
+        raise SojournError(
+            f'{out} holds a run of engine "{before}", and this is engine "{now}"; resume it with the engine it had, or '
+            "choose another --out."
+        )
+
+
 def _restore(array: np.ndarray, leaf: jax.Array) -> jax.Array:
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jax.numpy.asarray(array), impl="threefry2x32")

@@ -26,6 +26,7 @@ from sojourn.engine.sharded import pack
 # should have at least 10 ms of it; starting and compiling them takes some 5 s, so a run should last at least 40 s.
 _OPERATIONS_OF_AN_EXCHANGE = 2e8
 _OPERATIONS_OF_A_RUN = 1e12
+_MOST_WORKERS = 16  # each holds JAX, some hundred MB, and the server's side of a round is one core's work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +41,11 @@ class Auto(Compiled):
         if kept is not None:
             if kept.get("name") == Processes.name:
                 return Processes(workers=kept.get("workers")), "the run began with it"
-            return compiled, "the run began with it" if kept.get(
-                "name", "compiled"
-            ) == "compiled" else "it goes on here"
+            return compiled, "the run began with it"
         why = self._against_processes(federation, algorithm, rounds, plan)
         if why:
             return compiled, why
-        workers = min(cores(), plan.cohort)
+        workers = min(cores(), plan.cohort, _MOST_WORKERS)
         return Processes(workers=workers), f"{workers} cores, and enough work for all of them"
 
     def _against_processes(self, federation: Federation, algorithm: Algorithm, rounds: int, plan: Plan) -> str:

@@ -145,19 +145,24 @@ class Worker:
         environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
         with there:
             self.process = subprocess.Popen(
-                [sys.executable, str(Path(worker.__file__)), str(there.fileno())],
+                [sys.executable, "-P", str(Path(worker.__file__)), str(there.fileno())],  # our files are no modules
                 pass_fds=[there.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C is for the parent, also while a worker is still starting
             )  # fmt: skip
         self._connection: Any = multiprocessing.connection.Connection(here.detach())
+        self.owes = False  # an answer: whoever is told something else first would take the old one for the new
 
     def tell(self, *order: Any, handle: int | None = None) -> None:
+        self.owes = True
         self._connection.send(order)
         if handle is not None:
             multiprocessing.reduction.send_handle(self._connection, handle, self.process.pid)
 
     def hear(self) -> str:
         """What went wrong; an empty text if nothing did. EOFError or OSError: it is gone."""
-        return str(self._connection.recv())
+        said = str(self._connection.recv())
+        self.owes = False
+        return said
 
     def answers_within(self, seconds: float) -> bool:
         return bool(self._connection.poll(seconds))
@@ -197,8 +202,9 @@ class Crew:
             views(self._arena.memory, self._tasks[0]["constants"]), baggage.constants[0], strict=True
         ):
             place[...] = array
-        self._crew = [_idle.pop() if _idle else Worker() for _ in range(blocks.workers)]
+        self._crew: list[Worker] = []
         try:
+            self._hire(blocks.workers)
             for number in range(blocks.workers):
                 with _noticed_later():
                     self._begin(number)
@@ -207,6 +213,15 @@ class Crew:
         except BaseException:
             self.close()
             raise
+
+    def _hire(self, number: int) -> None:
+        try:
+            while len(self._crew) < number:
+                self._crew.append(_idle.pop() if _idle else Worker())
+        except OSError as error:
+            raise SojournError(
+                f'worker process {len(self._crew)} does not start ({error}); take fewer workers, or engine "compiled".'
+            ) from error
 
     def _lay_out(self, baggage: Baggage) -> None:
         self._arena = Arena()
@@ -260,11 +275,13 @@ class Crew:
 
     def close(self) -> None:
         for one in self._crew:
-            try:  # one that is in the middle of something is not worth waiting for
-                one.tell("end")
-                done = one.answers_within(1.0) and not one.hear()
-            except (EOFError, OSError):
-                done = False
+            done = not one.owes  # one that is in the middle of something is not worth waiting for
+            if done:
+                try:
+                    one.tell("end")
+                    done = one.answers_within(1.0) and not one.hear()
+                except (EOFError, OSError):
+                    done = False
             if done:
                 _idle.append(one)
             else:

@@ -66,8 +66,10 @@ class Ray(FieldsChecked, Sharded):
     def _connected(self, actors: int = 1) -> Any:
         """Ray, connected; one that this program was connected to already is used as it is."""
         ray = _ray()
-        if not ray.is_initialized():
-            local = {"address": "local", "num_cpus": actors, "include_dashboard": False}
+        if ray.is_initialized():
+            self._check_connected(ray)
+        else:
+            local = {"address": "local", "num_cpus": max(actors, cores()), "include_dashboard": False}
             where = local if self.address is None else {"address": self.address}
             try:
                 _check_someone_listens(self.address)
@@ -86,6 +88,15 @@ class Ray(FieldsChecked, Sharded):
                 "actors, or add nodes with ray start."
             )
         return ray
+
+    def _check_connected(self, ray: Any) -> None:
+        """A program has one cluster at a time."""
+        connected = ray.get_runtime_context().gcs_address
+        if self.address not in (None, "auto") and self.address.rpartition("://")[2] != connected:
+            raise SojournError(
+                f'this program is connected to the Ray cluster at {connected}, and address = "{self.address}" is '
+                "another; leave address out, or call ray.shutdown() first."
+            )
 
 
 def _check_someone_listens(address: str | None) -> None:
@@ -227,27 +238,37 @@ class Cast:
 
     def _answer(self, number: int, what: str, order: tuple[Any, ...], waiting: Any) -> Any:
         exceptions, patience = self._ray.exceptions, _SECONDS_TO_START if what == "begin" else None
-        for _ in range(_LIVES + 1):
+        lost = exceptions.RayActorError, exceptions.ObjectLostError, exceptions.NodeDiedError
+        for life in range(_LIVES + 1):
             try:
+                if life:
+                    self._revive(number, what)
+                    waiting = self._asked(number, what, order)
                 return self._ray.get(waiting, timeout=patience)
-            except exceptions.RayActorError:
-                self._revive(number, what)
-                waiting = self._asked(number, what, order)
+            except lost:
+                continue
             except exceptions.GetTimeoutError:
+                self._ray.kill(self.actors[number])  # the next run is not to wait for it
                 raise SojournError(
                     f"actor {number} has not started in {_SECONDS_TO_START:g} s; the processors of the Ray cluster "
-                    "may be in use: ask for fewer actors, or wait."
+                    "may be in use, or a node was lost: ask for fewer actors, or wait."
                 ) from None
+            except exceptions.RayError as error:
+                why = (str(error).strip().splitlines() or [""])[-1]  # of a traceback what it ends with
+                raise SojournError(
+                    f"actor {number} of the Ray cluster failed ({type(error).__name__}): {why}"
+                ) from error
         raise SojournError(
             f"actor {number} of the Ray cluster was lost {_LIVES + 1} times at the same work; see the cluster's logs."
         )
 
     def _revive(self, number: int, what: str) -> None:
         """A new actor for a block, brought to where the lost one was: its memory, then every broadcast since."""
+        self._ray.kill(self.actors[number])  # it may be out of reach only, and would hold a processor
         self.actors[number] = _hired(self._ray)
         if what == "begin":
             return
-        self._asked(number, "begin", self._task(number))
+        self._ray.get(self._asked(number, "begin", self._task(number)), timeout=_SECONDS_TO_START)
         if not self._held[number]:
             return
         self._asked(number, "remember", (self._held[number],))

@@ -347,7 +347,9 @@ def _traced(
             visit, own, memory.unpack(mine), ids, weights, plan.width, count, total
         )
         rest = Form((up, info, calls, trails))
-        outputs[:] = [rest]
+        stacked = len(jax.tree.leaves(up)) * [own.reduce == "stack"]
+        sums, kept = len(jax.tree.leaves((info, calls))) * [False], len(jax.tree.leaves(trails)) * [True]
+        outputs[:] = [rest, [*(True for _ in memory.shapes), *stacked, *sums, *kept]]
         return [*memory.plain(after), *rest.plain((up, info, calls, trails))]
 
     shape = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype)  # noqa: E731
@@ -366,7 +368,8 @@ def _traced(
     code = pickle.dumps(dataclasses.replace(exported, _get_vjp=None))
     letter = [key, shape((total,), jnp.int32), shape((total,), real), *down.shapes]
     answer = [shape(a.shape, a.dtype) for a in exported.out_avals]
-    return Visiting((code, capacity), letter, answer, outputs[0], down)
+    rest, by_member = outputs
+    return Visiting((code, capacity, by_member), letter, answer, rest, down)
 
 
 def _settings() -> dict[str, Any]:

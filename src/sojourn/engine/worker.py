@@ -26,7 +26,8 @@ IDLE_SECONDS = 60.0  # after so long without a job a worker goes; the next run s
 
 
 # What is sent are plain tuples and dicts, which need no import to be read.
-Program = tuple[bytes, int]  # the visit of a shard's members, and how many it can visit in one call
+# the visit of a shard's members, how many it can visit in one call, and which of its results have a row for each
+Program = tuple[bytes, int, list[bool]]
 Place = tuple[int, tuple[int, ...], str]  # where an array lies in shared memory: offset, shape, type
 
 
@@ -71,14 +72,14 @@ class Shard:
         """Visits these members; the table's row 0 is client `first`'s. New memories come first in what is returned."""
         self.prepare(which)
         number = len(ids)
-        pad = self._programs[which][1] - number
+        _, capacity, by_member = self._programs[which]
+        pad = capacity - number
         ids = np.concatenate([ids, np.repeat(ids[-1:], pad)])  # weighed zero, and visited only to fill a group
         weights = np.concatenate([weights, np.zeros(pad, weights.dtype)])
         memories = [rows[ids - first] for rows in table]
         count = np.asarray(number, np.int32)
-        return [
-            np.asarray(a) for a in self._compiled[which](*self._constants, *down, *memories, ids, weights, count, key)
-        ]
+        found = self._compiled[which](*self._constants, *down, *memories, ids, weights, count, key)
+        return [np.asarray(a)[:number] if rows else np.asarray(a) for a, rows in zip(found, by_member, strict=True)]
 
 
 class Actor:
@@ -120,7 +121,7 @@ class Actor:
         assert self._shard is not None
         found = self._shard.play(which, key, ids, weights, down, self._table, self._first)
         for rows, new in zip(self._table, found, strict=False):  # memories come first
-            rows[ids - self._first] = new[: len(ids)]
+            rows[ids - self._first] = new
         return found[len(self._table) :]
 
 
@@ -145,7 +146,7 @@ class _Bench:
         key, ids, weights, *down = views(self._memory, self._task["letters"][which])
         found = self.shard.play(which, key, ids[low:high], weights[low:high], down, self._table)
         for place, array in zip(views(self._memory, self._task["answers"][which]), found, strict=True):
-            place[...] = array
+            place[tuple(map(slice, array.shape))] = array  # of a stack the first rows
 
 
 def serve(connection: Any) -> None:

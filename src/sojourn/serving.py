@@ -194,7 +194,8 @@ def _evaluation(federation: Federation, algorithm: Algorithm) -> Callable[[Any],
 
 def _spent(federation: Federation, algorithm: Algorithm, rounds: int) -> dict[str, Any]:
     """What a private method has given away: those are asked who are there, so no draw hides anybody."""
-    return algorithm.account(world_of(federation, algorithm, federation.num_clients), rounds) if rounds else {}
+    world = world_of(federation, algorithm, federation.num_clients, drawn=False)
+    return algorithm.account(world, rounds) if rounds else {}
 
 
 def _telling(run: Path, told: Callable[[Server], None]) -> Callable[[Server], None]:

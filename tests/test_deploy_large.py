@@ -107,7 +107,7 @@ def models_held(home: Home, method: str, num_floats: int, of: int, num_workers: 
 SMALL = 10_000_000  # floats, 40 MB: allocators give blocks of more than 32 MiB back at once
 
 
-@pytest.mark.parametrize(("method", "of"), [("fedasync", 1), ("fedavg", 1)])
+@pytest.mark.parametrize(("method", "of"), [("fedavg", 1), pytest.param("fedasync", 1, marks=pytest.mark.slow)])
 def test_the_servers_memory_does_not_grow_with_its_workers(tmp_path: Path, method: str, of: int) -> None:
     few, many = _few_and_many(tmp_path, method, SMALL, of, 120.0)
     assert few < 8 and many < few + 2  # holding the uploads of four more workers would take four models more

@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 import sojourn as sj
 from conftest import random_quadratics
 from sojourn.algorithms import LocalSGD
+from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.keys import root_key
 from sojourn.core.vec import Vec
@@ -263,7 +264,7 @@ def test_a_quadratic_is_minimal_where_its_facts_say(quadratics: Federation) -> N
     np.testing.assert_allclose(float(metrics["suboptimality"]), mean_loss(x) - found.fun, rtol=1e-8)
 
 
-FREE = [name for name, problem in PROBLEMS.items() if not problem.takes_data]
+FREE = [name for name, problem in PROBLEMS.items() if not problem.takes_data and name != "own"]
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -302,3 +303,20 @@ def test_squared_loss_of_a_network_is_half_the_squared_distance_to_one_hot_label
     np.testing.assert_allclose(history.params.weights[0], first - 0.01 * gradient, rtol=0, atol=1e-13)
     with pytest.raises(sj.SojournError, match='did you mean "squared"'):
         sj.problems.classification(data, parts, model, loss="square")
+
+
+def of_somebody() -> Federation:
+    return PROBLEMS["two-coordinates"].build()
+
+
+def test_a_problem_of_ones_own_is_what_its_function_returns() -> None:
+    assert PROBLEMS["own"].build(function=f"{__name__}:of_somebody").num_clients == 2
+    with pytest.raises(SojournError, match="expected a sojourn federation"):
+        PROBLEMS["own"].build(function="builtins:dict")
+    for name, why in {
+        "json": "MODULE:FUNCTION",
+        "no_such:f": "cannot be imported",
+        "json:no": "has no function",
+    }.items():
+        with pytest.raises(SojournError, match=why):
+            PROBLEMS["own"].build(function=name)

@@ -290,6 +290,7 @@ def chosen(rounds: int, federation: Federation, kept: Any = None, **how: Any) ->
 def test_an_engine_is_chosen_by_work_and_never_by_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """20 rows through 400 x 300: about 2 * 20 * 120,000 operations forward and twice that back, 80 times a round."""
     monkeypatch.setattr(choice, "cores", lambda: 2)
+    monkeypatch.setattr(choice, "_OPERATIONS_OF_AN_EXCHANGE", 2e8)
     work = choice.operations(large(), LocalSGD(step_size=0.01, num_local_steps=10), 0, 8)
     assert 0.6 < work / (80 * 2 * 2 * 20 * 120_000) < 1.7
     enough = int(choice._OPERATIONS_OF_A_RUN / work) + 1

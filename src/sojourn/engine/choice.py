@@ -21,10 +21,10 @@ from sojourn.engine.processes import Processes, available, cores
 from sojourn.engine.rounds import Plan, start
 from sojourn.engine.sharded import pack
 
-# The compiled engine does 1 to 4 times 1e10 operations per second on two cores (networks of 32 hidden units and of 200;
-# a small convolutional one lies between). An exchange through processes costs about 1.5 ms more than its work, so it
-# should have at least 10 ms of it; starting and compiling them takes some 5 s, so a run should last at least 40 s.
-_OPERATIONS_OF_AN_EXCHANGE = 2e8
+# Measured on two free cores (benchmarks/README.md): a small convolutional network, 0.2 s per exchange, gains 1.2 times;
+# dense ones gain nothing, as their products keep both cores busy by themselves. So only large exchanges are divided;
+# starting and compiling workers takes some 5 s, so a run should last at least 40 s.
+_OPERATIONS_OF_AN_EXCHANGE = 3e9
 _OPERATIONS_OF_A_RUN = 1e12
 _MOST_WORKERS = 16  # each holds JAX, some hundred MB, and the server's side of a round is one core's work
 

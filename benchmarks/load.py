@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,7 @@ class Idle(Client):
 async def serve(place: Path, port: int, names: list[str], chosen: argparse.Namespace) -> dict[str, float]:
     method, ring = METHODS[chosen.method], Ring(place)
     kind = OneByOne if method.asynchronous else InRounds
-    book = kind(federation(chosen.bytes, len(names)), method, place / "book", Rules(), of=10**9)
+    book = kind(federation(chosen.bytes, len(names)), method, place / "book", Rules(ahead=chosen.ahead), of=10**9)
     broker = Broker(place / "broker", "127.0.0.1", port)
     broker.configure(
         configuration("127.0.0.1", port, place / "store", ring.server.public, ring.workers, None, _PAYLOAD)
@@ -170,29 +172,32 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, default="fedasync")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before the window")
+    parser.add_argument("--ahead", type=int, default=0, help="tasks that wait with a worker")
     parser.add_argument("--least", type=int, default=4, help="uploads in the window")
     parser.add_argument(
         "--try", dest="trial", nargs=2, type=int, metavar=("BYTES", "WORKERS"), help="one deployment alone"
     )
     parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, help="these alone, and no memory; all if left out")
     chosen = parser.parse_args()
     if chosen.serve:
         print(json.dumps(asyncio.run(serve(chosen.place, chosen.port, chosen.serve, chosen))))
     elif chosen.work:
         asyncio.run(answer(chosen.place, chosen.port, chosen.work, chosen))
     elif chosen.trial:
-        print(json.dumps(play(*chosen.trial, chosen.method, seconds=chosen.seconds)))
+        print(json.dumps(play(*chosen.trial, chosen.method, seconds=chosen.seconds, ahead=chosen.ahead)))
     else:
-        print(json.dumps({"rates": rates(chosen.passes), "memory": memory()}))
+        found = {"rates": rates(chosen.passes, chosen.sizes or tuple(SIZES))}
+        print(json.dumps(found if chosen.sizes else found | {"memory": memory()}))
 
 
-def rates(passes: int) -> list[dict[str, Any]]:
+def rates(passes: int, sizes: Iterable[str]) -> list[dict[str, Any]]:
     """Every size with every number of workers, ours and Flower's in turn; medians over the passes."""
-    jobs = [(size, workers) for size in SIZES for workers in WORKERS]
+    jobs = [(size, workers) for size in sizes for workers in WORKERS]
     runs: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for _ in range(passes):
         for size, workers in jobs:
-            for who, measure in (("sojourn", play), ("Flower 1.41", flower)):
+            for who, measure in CONTENDERS.items():
                 runs.setdefault((size, workers, who), []).append(measure(SIZES[size], workers))
     return [{"size": s, "workers": w, "who": who, **median(answers)} for (s, w, who), answers in runs.items()]
 
@@ -216,6 +221,13 @@ def flower(num_bytes: int, workers: int) -> dict[str, Any]:
     command = [str(environment.python), str(script), "--bytes", str(num_bytes), "--workers", str(workers)]
     done = subprocess.run(command, capture_output=True, text=True)
     return json.loads(done.stdout) if done.returncode == 0 else {"reason": done.stderr.strip()[-200:]}
+
+
+CONTENDERS = {
+    "sojourn": play,
+    "sojourn, a task ahead": functools.partial(play, ahead=1),  # one waits with every worker while another is done
+    "Flower 1.41": flower,
+}
 
 
 def memory() -> dict[str, dict[str, float]]:

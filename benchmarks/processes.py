@@ -1,6 +1,6 @@
-"""Worker processes, one for every core, against the compiled engine with its own threads.
+"""Worker processes, one for every core, against the compiled engine: with its own threads, and held to one core.
 
-Both are kept ready, and play a few rounds in turn, many times, so that whoever else uses the machine disturbs both
+All are kept ready, and play a few rounds in turn, many times, so that whoever else uses the machine disturbs all
 alike. Rounds alone are timed: no compiling, no start of workers, no evaluation. The medians are of these turns; the
 least of them is what a machine without others would show.
 """
@@ -8,11 +8,16 @@ least of them is what a machine without others would show.
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+if sys.argv[1:2] == ["--alone"]:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX counts the cores
 
 import jax
 
@@ -46,23 +51,56 @@ def player(name: str, federation: Any, engine: str, rounds: int) -> tuple[Callab
     return play, job.engine
 
 
+class Alone:
+    """The compiled engine in a process that may use one core, which plays when it is asked."""
+
+    def __init__(self, name: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--alone", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self) -> float:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def alone(name: str) -> None:
+    play, _ = player(name, build(WORKLOADS[name], "best"), "compiled", JOBS[name])
+    for _ in sys.stdin:
+        print(play(), flush=True)
+
+
 def measure(name: str, rounds: int) -> dict[str, float]:
     federation = build(WORKLOADS[name], "best")
     compiled, _ = player(name, federation, "compiled", rounds)
     processes, engine = player(name, federation, "processes", rounds)
-    compiled(), processes()
-    pairs = [(compiled(), processes()) for _ in range(TURNS)]
+    one_core = Alone(name)
+    contenders = (compiled, processes, one_core)
+    for play in contenders:
+        play()
+    turns = [[play() for play in contenders] for _ in range(TURNS)]
     engine.close()
-    ones, others = zip(*pairs, strict=True)
+    one_core.close()
+    threads, shared, single = zip(*turns, strict=True)
     return {
-        "compiled": 1e3 * statistics.median(ones),
-        "processes": 1e3 * statistics.median(others),
-        "faster": statistics.median(a / b for a, b in pairs),
-        "faster_at_best": min(ones) / min(others),
+        "compiled": 1e3 * statistics.median(threads),
+        "processes": 1e3 * statistics.median(shared),
+        "one_core": 1e3 * statistics.median(single),
+        "faster": statistics.median(a / b for a, b, _ in turns),
+        "faster_at_best": min(threads) / min(shared),
+        "than_one_core": statistics.median(c / b for _, b, c in turns),
     }
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--alone"]:
+        alone(sys.argv[2])
+        return
     chosen: Any = sys.argv[1:] or JOBS
     print(json.dumps({name: measure(name, JOBS[name]) for name in chosen}))
 

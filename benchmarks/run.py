@@ -46,7 +46,7 @@ IMAGES = ("contender", "pytorch_loop", "pfl_sim")  # those that W3 is written fo
 LARGE_STEPS, THREADED = ("W2-1000", "W3"), ("pytorch_loop", "pfl_sim")
 
 
-OWN = ("memory", "asynchronous", "online", "processes", "load")  # our own measurements, each a script and an option
+OWN = ("memory", "asynchronous", "online", "processes")  # our own measurements, each a script and an option
 NOT_ASKED = "not written for this workload"
 
 
@@ -172,15 +172,22 @@ def main() -> None:
     parser.add_argument("--asynchronous", action="store_true", help="measure virtual time alone, and keep the rest")
     parser.add_argument("--online", action="store_true", help="measure a study of regret alone, and keep the rest")
     parser.add_argument("--processes", action="store_true", help="measure worker processes alone, and keep the rest")
-    parser.add_argument("--load", action="store_true", help="measure a deployment under load alone, and keep the rest")
+    parser.add_argument(
+        "--load",
+        nargs="*",
+        metavar="SIZE",
+        help="measure a deployment under load alone (of these sizes), keep the rest",
+    )
     parser.add_argument("--figure", action="store_true", help="measure figure 5.1a alone, and keep the rest")
     chosen = parser.parse_args()
-    own = {name: getattr(chosen, name) for name in OWN}
-    if chosen.figure or chosen.workloads or any(own.values()):
+    own = [name for name in OWN if getattr(chosen, name)]
+    if chosen.figure or chosen.workloads or own or chosen.load is not None:
         record = json.loads((HERE / "results.json").read_text())
         if chosen.figure:
             record["figure"] = figure()
-        record |= {name: _own(f"{name}.py") for name, asked in own.items() if asked}
+        record |= {name: _own(f"{name}.py") for name in own}
+        if chosen.load is not None:
+            record["load"] = renewed(record.get("load", {}), load(chosen.passes, *chosen.load))
         if chosen.workloads:
             record["results"] |= contest(chosen.workloads, chosen)
             record["results"] = {name: record["results"][name] for name in WORKLOADS if name in record["results"]}
@@ -193,6 +200,7 @@ def main() -> None:
             "results": results,
             "sweep": _own("sweep.py"),
             **{name: _own(f"{name}.py") for name in OWN},
+            "load": load(chosen.passes),
             "figure": figure(),
         }
     (HERE / "results.json").write_text(json.dumps(record, indent=1))
@@ -207,6 +215,20 @@ def contest(workloads: Sequence[str], chosen: argparse.Namespace) -> dict[str, d
     for workload, row in track(todo, "measuring", console=Console(stderr=True)):
         results[workload][row].append(measure(row, workload, chosen.repeats))
     return results
+
+
+def load(passes: int, *sizes: str) -> dict[str, Any]:
+    return _own("load.py", "--passes", str(passes), *(["--sizes", *sizes] if sizes else []))
+
+
+def renewed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What was measured now in the place of what was measured before; the rest stays."""
+    job = lambda of: (of["size"], of["workers"], of["who"])  # noqa: E731
+    rates = {job(of): of for of in [*before.get("rates", []), *now["rates"]]}
+    sizes = list(dict.fromkeys(size for size, _, _ in rates))
+    place = lambda of: (sizes.index(of["size"]), of["workers"], of["who"].startswith("Flower"))  # noqa: E731
+    ordered = sorted(rates.values(), key=place)
+    return {**before, **now, "rates": ordered}
 
 
 def _own(script: str, *options: str) -> Any:
@@ -263,7 +285,10 @@ TIME = (
 REGRET = ("a study of regret: 20 seeds, 8 numbers of machines, 8 dimensions, T = 4096", "seconds", "once compiled")
 
 
-PROCESSES = ("ms per round", "compiled, with its threads", "a process per core", "times as fast", "the least of each")
+PROCESSES = (
+    "ms per round", "compiled, on one core", "compiled, with its threads", "a process per core",
+    "times as fast as one core", "times as fast as threads",
+)  # fmt: skip
 LOAD = (
     "an echo",
     "workers",
@@ -310,7 +335,7 @@ def time_rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
 
 def processes_rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
     return [
-        [name, *(f"{of[key]:.3g}" for key in ("compiled", "processes", "faster", "faster_at_best"))]
+        [name, *(f"{of[key]:.3g}" for key in ("one_core", "compiled", "processes", "than_one_core", "faster"))]
         for name, of in found.items()
     ]
 

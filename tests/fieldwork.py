@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from sojourn.config import load_config
 from sojourn.deploy.asynchronous import OneByOne
 from sojourn.deploy.book import APPLIED, Book, read_log
+from sojourn.deploy.invitations import invite
 from sojourn.deploy.replay import difference
 from sojourn.deploy.rounds import InRounds
-from sojourn.experiment import build_algorithm, build_federation
+from sojourn.experiment import build_federation
+from sojourn.parts import build_algorithm
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "deploy"
 NAMES = ("ada", "ben", "cleo", "dot")
@@ -42,7 +46,7 @@ class Fieldwork:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {**os.environ, "PYTHONWARNINGS": "default", "JAX_PLATFORMS": "cpu"}
         for name in NAMES:
-            self.command("invite", name, "--run", str(self.run), "--out", str(place / f"{name}.creds"))
+            invite(name, self.run, place / f"{name}.creds")
 
     def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -176,7 +180,8 @@ class Fieldwork:
 
     def audit(self) -> tuple[Book, float]:
         """Every upload counted once, and how far the simulator's model is from the server's."""
-        book, federation = self.book()
-        applied = [row["number"] for row in read_log(book.place) if row["event"] == APPLIED]
-        assert len(applied) == len(set(applied)) == book.applied, "an upload was lost or counted twice"
-        return book, difference(book, federation)
+        with jax.enable_x64(load_config(self.config, self.changes).run.precision == "float64"):
+            book, federation = self.book()
+            applied = [row["number"] for row in read_log(book.place) if row["event"] == APPLIED]
+            assert len(applied) == len(set(applied)) == book.applied, "an upload was lost or counted twice"
+            return book, difference(book, federation)

@@ -506,10 +506,15 @@ MOMENTS = {
     "fashion-mnist": ((0.2860,), (0.3530,), (60_000, 28, 28, 1)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), (50_000, 32, 32, 3)),
 }
+LIBSVM = {
+    "a9a": (32_561, 16_281, 123, 7_841),
+    "w8a": (39_799, 9_950, 300, 1_183),
+    "mushrooms": (6_499, 1_625, 112, 3_366),
+}
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
-@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"digits"}))
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"digits", *LIBSVM}))
 def test_a_large_set_is_what_it_is_known_to_be(name: str, real: None) -> None:
     wanted(name)
     data = load(name)
@@ -523,6 +528,15 @@ def test_a_large_set_is_what_it_is_known_to_be(name: str, real: None) -> None:
     found = histogram @ levels
     np.testing.assert_allclose(found, mean, atol=6e-5)
     np.testing.assert_allclose(np.sqrt(histogram @ levels**2 - found**2), std, atol=6e-5)
+
+
+@pytest.mark.parametrize("name", LIBSVM)
+def test_a_libsvm_set_has_the_rows_that_it_is_known_for(name: str, real: None) -> None:
+    wanted("libsvm")
+    data = load(name)
+    train, test, dimension, ones = LIBSVM[name]
+    assert data.x_train.shape == (train, dimension) and data.x_test.shape == (test, dimension)
+    assert int(data.y_train.sum()) == ones and set(np.unique(data.x_train)) == {0.0, 1.0}
 
 
 def test_a_normalised_set_has_mean_zero_and_deviation_one(real: None) -> None:
@@ -557,4 +571,5 @@ def test_the_federation_of_a_large_set_holds_its_rows_once(real: None) -> None:
 
 
 def test_the_tests_above_know_every_set() -> None:
-    assert set(DATASETS) == {"digits", *MOMENTS} and set(TEXTS) == {"tinyshakespeare", "wikitext-2"}
+    libsvm = {"a9a", "w8a", "mushrooms"}  # tests/test_libsvm.py
+    assert set(DATASETS) == {"digits", *MOMENTS, *libsvm} and set(TEXTS) == {"tinyshakespeare", "wikitext-2"}

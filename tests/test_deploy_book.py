@@ -108,3 +108,21 @@ def test_a_book_of_another_run_is_refused(federation: Federation, tmp_path: Path
         book_of(federation, FedAsync(0.05, 3, mixing=0.4), tmp_path)
     with pytest.raises(SojournError, match="in rounds"):
         book_of(federation, LocalSGD(0.05), tmp_path)
+
+
+def test_a_book_of_an_earlier_sojourn_is_not_begun_anew(federation: Federation, tmp_path: Path) -> None:
+    (tmp_path / "book.npz").write_bytes(b"what it was")
+    with pytest.raises(SojournError, match="an earlier sojourn"):
+        book_of(federation, FedAsync(0.1, 1), tmp_path)
+    assert (tmp_path / "book.npz").read_bytes() == b"what it was"
+
+
+def test_a_log_without_a_book_is_of_nothing_that_was_kept(federation: Federation, tmp_path: Path) -> None:
+    book_of(federation, FedAsync(0.1, 1), tmp_path)
+    (tmp_path / "applied.jsonl").write_text(
+        '{"event": "handed out", "number": 0}\n'
+    )  # killed before the book was there
+    book = book_of(federation, FedAsync(0.1, 1), tmp_path)
+    book.assign([0], 0.0)
+    book.commit()
+    assert [row["event"] for row in read_log(tmp_path)] == ["handed out"]

@@ -11,7 +11,7 @@ import pytest
 
 import sojourn as sj
 from fieldwork import EXAMPLES, NAMES, Fieldwork
-from sojourn import cli
+from sojourn.cli import deployment
 from sojourn.config import to_toml
 from sojourn.deploy.keys import Credentials, Ring
 from test_cli import Command, command  # noqa: F401 - a fixture
@@ -121,6 +121,6 @@ def test_a_status_of_nothing_and_packages_that_are_missing(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     assert "no run of a server" in command.refused("status", tmp_path)
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr(deployment, "find_spec", lambda name: None)
     for words in (["status"], ["invite", "ada"], ["serve", "a.toml"], ["join", "u", "--creds", "c", "--data", "d:e"]):
         assert "pip install 'sojourn[deploy]'" in command.refused(*words)

@@ -19,7 +19,7 @@ import pytest
 import sojourn as sj
 from sojourn.algorithms import FedAsync, FedAvg
 from sojourn.core.federation import Federation
-from sojourn.deploy import parcels, server
+from sojourn.deploy import parcels, streams
 from sojourn.deploy.asynchronous import OneByOne
 from sojourn.deploy.book import APPLIED, read_log
 from sojourn.deploy.broker import connected
@@ -198,6 +198,23 @@ def wide(*clients: int) -> Federation:
     )
 
 
+def test_parcels_of_tasks_that_wait_leave_each_other_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with several tasks has several parcels at the broker: none is taken for the rest of another."""
+    for name, value in (("INLINE_BYTES", 1 << 10), ("_CHUNK_BYTES", 1 << 12)):
+        monkeypatch.setattr(parcels, name, value)
+    method, get = FedAsync(1e-5, 2, mixing=0.5), parcels.get
+
+    async def late(stream: Any, bucket: str, *about: Any) -> Any:
+        if bucket.startswith("up-"):
+            await asyncio.sleep(0.05)  # so that the worker's next parcels are there before this one is read
+        return await get(stream, bucket, *about)
+
+    monkeypatch.setattr(parcels, "get", late)
+    serving = home.server(60, method, wide(*range(4)), ahead=3)
+    asyncio.run(together(home, serving, [home.worker(number, method, wide(number)) for number in range(4)]))
+    assert serving.rejected == serving.book.given_up == 0 and serving.book.applied == 60
+
+
 class KilledError(Exception):
     """A worker's process that ends here."""
 
@@ -208,7 +225,7 @@ def test_a_kill_in_the_middle_of_a_parcel_costs_nothing(
 ) -> None:  # fmt: skip
     for name, value in (("INLINE_BYTES", 1 << 10), ("_CHUNK_BYTES", 1 << 12)):
         monkeypatch.setattr(parcels, name, value)
-    monkeypatch.setattr(server, "_AGAIN_AFTER", 2.0)
+    monkeypatch.setattr(streams, "_AGAIN_AFTER", 2.0)
     cuts, write, method = list[str](), parcels._write, FedAsync(1e-5, 2, mixing=0.5)
 
     async def cut_once(stream: Any, bucket: str, name: str, content: Any) -> None:
@@ -239,7 +256,8 @@ def test_a_kill_in_the_middle_of_a_parcel_costs_nothing(
     serving = home.server(40, method, wide(*range(4)))
     asyncio.run(together(home, serving, [worker(number) for number in range(4)]))
     numbers = [row["number"] for row in read_log(serving.book.place) if row["event"] == APPLIED]
-    assert cuts and len(numbers) == len(set(numbers)) == 40 and serving.book.given_up == 0
+    assert cuts and len(numbers) == len(set(numbers)) == 40
+    assert serving.rejected == serving.book.given_up == 0
     assert difference(serving.book, wide(*range(4))) < 1e-5
     assert max(asyncio.run(left())) <= 7  # one parcel that came too late: six chunks and what describes them
 

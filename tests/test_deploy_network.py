@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import sojourn as sj
-from sojourn.algorithms import CELSGD, FedAsync, FedBuff, Scaffold
+from sojourn.algorithms import CELSGD, FedAsync, FedBuff, Scaffold, SingleMachineSGD
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.deploy import parcels
 from sojourn.deploy.asynchronous import OneByOne
+from sojourn.deploy.book import read_log
 from sojourn.deploy.broker import (
     Broker,
     alive_subject,
@@ -26,6 +27,7 @@ from sojourn.deploy.broker import (
     hello_subject,
     inbox,
     task_subject,
+    tasks_inbox,
     upload_subject,
 )
 from sojourn.deploy.keys import SEAL, Credentials, Pair, Ring
@@ -98,10 +100,10 @@ def home(tmp_path: Path) -> Iterator[Home]:
     made.broker.stop()
 
 
-async def together(home: Home, server: Server, workers: list[Any], seconds: float = 90.0) -> list[int]:
+async def together(home: Home, server: Server, workers: Sequence[Any], seconds: float = 90.0) -> list[int]:
     """The server with its workers, until it is over; how many tasks each did."""
     await home.broker.wait_until_up()
-    working = [asyncio.create_task(worker) for worker in workers]
+    working = [asyncio.ensure_future(worker) for worker in workers]
     try:
         await asyncio.wait_for(server.run(home.url, home.ring.server.seed), seconds)
         return await asyncio.wait_for(asyncio.gather(*working), 30.0)
@@ -123,6 +125,24 @@ def test_a_run_over_the_broker_replays_to_the_same_model(home: Home, method: Any
     assert difference(server.book, federation(*range(4))) < 1e-6
     told = server.snapshot()
     assert told["run"]["status"] == "over" and sum(number for _, number in told["staleness"]) == server.book.applied
+
+
+def test_tasks_that_wait_with_their_worker_replay_to_the_same_model(home: Home) -> None:
+    server = home.server(60, ahead=3)
+    asyncio.run(together(home, server, [home.worker(number) for number in range(4)]))
+    out = [row["client"] for row in read_log(server.book.place) if row["event"] == "handed out"]
+    assert sorted(out[:16]) == sorted([*range(4)] * 4)  # all at once, before anything came back
+    assert difference(server.book, federation(*range(4))) < 1e-6
+    assert max(server.tally.staleness) >= 8  # they start from older models: that is the price
+
+
+def test_tasks_of_a_method_that_remembers_cannot_wait(tmp_path: Path) -> None:
+    class Remembering(FedAsync):
+        def init_client(self, x0: Any) -> Any:
+            return x0
+
+    with pytest.raises(SojournError, match="remembers its last visit"):
+        OneByOne(federation(0, 1), Remembering(0.05, 3), tmp_path, Rules(ahead=1), of=3)
 
 
 def test_a_model_beyond_the_limit_travels_in_chunks(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +196,7 @@ FORBIDDEN = [
     "sojourn.upload.ben", "sojourn.task.ada", "sojourn.task.ben", "sojourn.hello.ben", "sojourn.alive.ben",
     "$JS.API.STREAM.DELETE.tasks", "$JS.API.STREAM.PURGE.uploads", "$JS.API.STREAM.NAMES", "$JS.API.INFO",
     "$JS.API.CONSUMER.CREATE.tasks", "$JS.API.CONSUMER.MSG.NEXT.tasks.ben", "$JS.API.STREAM.MSG.GET.tasks",
+    "$JS.API.CONSUMER.MSG.NEXT.tasks.ada", "_INBOX_ben.tasks",
     "$JS.ACK.tasks.ben.1.1.1.1.1", "$SYS.REQ.SERVER.PING", "anything", "$O.models.C.x", "$O.models.M.x",
     "$O.up-ben.C.x", "$O.up-ben.M.x",
     "$JS.API.STREAM.MSG.GET.OBJ_up-ben", "$JS.API.DIRECT.GET.OBJ_up-ben",
@@ -224,11 +245,10 @@ def test_replies_of_the_broker_put_into_anothers_queue_harm_nobody(home: Home) -
             await post.hello(samples=20)
             connection = post._connection
             for _ in range(5):
-                for victim in (task_subject("ben"), upload_subject("ben"), alive_subject("ben")):
+                for victim in (task_subject("ben"), upload_subject("ben"), alive_subject("ben"), tasks_inbox("ben")):
                     await connection.publish(hello_subject("dot"), b'{"format": "1"}', reply=victim)
                     await connection.publish(upload_subject("dot"), b"", reply=victim)
-                    ask = "$JS.API.CONSUMER.MSG.NEXT.tasks.dot"
-                    await connection.publish(ask, b'{"batch": 1, "no_wait": true}', reply=victim)
+                    await connection.publish("$JS.API.STREAM.INFO.OBJ_up-dot", b"", reply=victim)
             await connection.flush()
             await asyncio.sleep(1.0)
 
@@ -279,6 +299,20 @@ def test_no_mutant_of_an_upload_changes_the_book(home: Home) -> None:
             numbers_at = len(good) - 12
     assert server.book.applied == 0 and server.rejected > 100
     np.testing.assert_array_equal(before, np.asarray(server.book.server.x.tree))
+
+
+def test_a_worker_whose_invitation_is_taken_back_is_not_waited_for_until_it_is_invited_anew(home: Home) -> None:
+    server = home.server(3, Scaffold(0.05, 3))
+    assert isinstance(server.book, InRounds) and server.book.wanted == 4
+    server._revoke(server.workers["ben"], True)
+    server.book.commit()
+    assert server.book.wanted == 3 and not server.workers["ben"].trusted
+    again = home.server(3, Scaffold(0.05, 3))  # the next server of the run
+    assert again.workers["ben"].revoked and again.book.excluded == {1}
+    again._revoke(again.workers["ben"], False)
+    assert again.book.excluded == set() and again.workers["ben"].trusted
+    with pytest.raises(SojournError, match="cannot do without client 0"):
+        InRounds(federation(0, 1), SingleMachineSGD(0.05), home.place / "one", Rules(), of=3).exclude(0)
 
 
 def test_a_stranger_is_not_let_in(home: Home) -> None:

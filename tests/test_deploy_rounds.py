@@ -215,3 +215,21 @@ def test_weights_are_by_the_samples_that_workers_tell(x64: None, tmp_path: Path)
     book.close(0.0)
     expected = np.average([np.ravel(jax.tree.leaves(up)[0]) for up in ups], axis=0, weights=[1, 2, 3, 4, 5])
     np.testing.assert_allclose(answer_of(book), np.ravel(federation.x0.tree) + expected, rtol=1e-12)
+
+
+def test_who_tells_its_samples_in_the_middle_of_a_round_leaves_the_mean_a_mean(x64: None, tmp_path: Path) -> None:
+    points = [(np.full((2, 1), 1.0), np.full(2, target)) for target in (2.0, 1.0, 5.0)]
+    loss = lambda x, batch: ((batch[0] @ x - batch[1]) ** 2).mean()  # noqa: E731
+    federation = sj.federation(loss, np.zeros(1), points, weights=[0.2, 0.3, 0.5])
+    book = InRounds(federation, LocalSGD(0.05, 1), tmp_path, Rules(), of=1, seed=3, participation=2)
+    workers = Workers(federation, book.algorithm)
+    book.told_samples(0, 10)
+    book.told_samples(1, 30)
+    first, second = sorted(book.assign([0, 1], 0.0), key=lambda task: task.client)
+    ups = [workers.do(book, task, book.down(task.exchange)) for task in (first, second)]
+    book.take(first.number, 0, ups[0])
+    book.told_samples(2, 1000)
+    book.take(second.number, 1, ups[1])
+    assert book.close(0.0)
+    expected = np.average([np.ravel(jax.tree.leaves(up)[0]) for up in ups], axis=0, weights=[10, 30])
+    np.testing.assert_allclose(answer_of(book), expected, rtol=1e-12)

@@ -14,7 +14,9 @@ KINDS = pytest.mark.parametrize(
 
 
 def soak(place: Path, config: str, endless: str, seconds: float, seed: int) -> None:
-    work = Fieldwork(place, [endless, "run.eval_every=50"], EXAMPLES / config)
+    # Answers of a round are added as they come. In float32 that order alone moves this network by 1e-3 (its ReLUs
+    # turn a last bit into another path), as much as a lost upload would; in float64 by far less than the bound.
+    work = Fieldwork(place, [endless, "run.eval_every=50", "run.precision=float64"], EXAMPLES / config)
     try:
         work.start_all()
         work.wait_for(2, 120.0)
@@ -26,8 +28,8 @@ def soak(place: Path, config: str, endless: str, seconds: float, seed: int) -> N
     finally:
         work.close()
     print(f"{killed}: {book.applied} uploads of {book.next_task} tasks, {book.given_up} given up, apart {apart:.1e}")
-    assert sum(killed.values()) > seconds / 12
-    assert book.applied > 10 and apart < 1e-4
+    assert sum(killed.values()) > seconds / 30  # each waits until what was killed is back, on whatever machine
+    assert book.applied > 10 and apart < 1e-7
 
 
 @KINDS

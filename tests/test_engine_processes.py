@@ -17,14 +17,13 @@ import pandas as pd
 import pytest
 
 import sojourn as sj
-from conftest import random_quadratics
 from sojourn.algorithms import LocalSGD, Scaffold
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.engine import Auto, Compiled, Processes, choice, processes
 from sojourn.engine.rounds import Plan
 from test_contract import IN_ROUNDS, make, quick_compilation
-from test_parity import GUARDS, assert_same_state, assert_same_table, play
+from test_parity import GUARDS, assert_like_compiled, assert_same_state, assert_same_table, noisy, play
 
 run = functools.partial(sj.run, progress=False)
 TWO = Processes(workers=2)
@@ -50,11 +49,6 @@ def crew() -> list[int]:
     return [worker.process.pid for worker in workers]
 
 
-def noisy(num_clients: int = 5) -> Federation:
-    weights = np.arange(1, num_clients + 1)
-    return sj.problems.quadratic(*random_quadratics(num_clients, 3), noise=0.5, weights=weights)
-
-
 def assert_same_run(found: sj.History, expected: sj.History) -> None:
     assert_same_table(found.frame(), expected.frame())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), found.params, expected.params)
@@ -63,22 +57,15 @@ def assert_same_run(found: sj.History, expected: sj.History) -> None:
 @IN_ROUNDS
 def test_worker_processes_give_the_numbers_of_the_compiled_engine(name: str, x64: None) -> None:
     """Noise, unequal weights, and a cohort of three for two workers where the method allows one."""
-    federation, algorithm = noisy(), make(name)
-    participation = None if algorithm.needs_everyone() else 3
-    expected, expected_table = play(federation, algorithm, "compiled", participation=participation)
-    found, found_table = play(federation, algorithm, TWO, participation=participation)
-    assert_same_state(found, expected)
-    assert_same_table(found_table, expected_table)
+    algorithm = make(name)
+    assert_like_compiled(TWO, algorithm, 5, None if algorithm.needs_everyone() else 3)
 
 
 @GUARDS
 def test_worker_processes_give_the_numbers_of_guarded_runs(guard: dict[str, Any], x64: None) -> None:
     """Stacks of unequal length, and the server's noise."""
     algorithm = sj.guarded(Scaffold(step_size=0.05, num_local_steps=2), **guard)
-    expected, expected_table = play(noisy(11), algorithm, "compiled", participation=7)
-    found, found_table = play(noisy(11), algorithm, TWO, participation=7)
-    assert_same_state(found, expected)
-    assert_same_table(found_table, expected_table)
+    assert_like_compiled(TWO, algorithm, 11, 7)
 
 
 def test_the_comparison_sees_a_worker_that_does_the_wrong_shard(x64: None, monkeypatch: pytest.MonkeyPatch) -> None:

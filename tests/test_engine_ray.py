@@ -17,16 +17,14 @@ import pandas as pd
 import pytest
 
 import sojourn as sj
-from conftest import random_quadratics
 from sojourn.algorithms import LocalSGD, Scaffold
 from sojourn.config import to_toml, validate
 from sojourn.core.errors import SojournError
-from sojourn.core.federation import Federation
 from sojourn.engine import Ray, ray_cluster
 from sojourn.experiment import run_config
 from sojourn.problems.quadratic import Quadratic
 from test_contract import IN_ROUNDS, make, quick_compilation
-from test_parity import GUARDS, assert_same_state, assert_same_table, play
+from test_parity import GUARDS, assert_like_compiled, assert_same_state, assert_same_table, noisy, play
 
 run = functools.partial(sj.run, progress=False)
 ENGINE = Ray(actors=2)
@@ -62,30 +60,18 @@ def cluster() -> Iterator[Any]:
         found.shutdown()
 
 
-def noisy(num_clients: int = 5) -> Federation:
-    weights = np.arange(1, num_clients + 1)
-    return sj.problems.quadratic(*random_quadratics(num_clients, 3), noise=0.5, weights=weights)
-
-
 @IN_ROUNDS
 def test_actors_give_the_numbers_of_the_compiled_engine(name: str, cluster: Any, x64: None) -> None:
     """Five clients in blocks of three and two, and a cohort of three, however it falls, where the method allows one."""
-    federation, algorithm = noisy(), make(name)
-    participation = None if algorithm.needs_everyone() else 3
-    expected, expected_table = play(federation, algorithm, "compiled", participation=participation)
-    found, found_table = play(federation, algorithm, ENGINE, participation=participation)
-    assert_same_state(found, expected)
-    assert_same_table(found_table, expected_table)
+    algorithm = make(name)
+    assert_like_compiled(ENGINE, algorithm, 5, None if algorithm.needs_everyone() else 3)
 
 
 @GUARDS
 def test_actors_give_the_numbers_of_guarded_runs(guard: dict[str, Any], cluster: Any, x64: None) -> None:
     """Stacks of unequal length, and the server's noise."""
     algorithm = sj.guarded(Scaffold(step_size=0.05, num_local_steps=2), **guard)
-    expected, expected_table = play(noisy(11), algorithm, "compiled", participation=7)
-    found, found_table = play(noisy(11), algorithm, ENGINE, participation=7)
-    assert_same_state(found, expected)
-    assert_same_table(found_table, expected_table)
+    assert_like_compiled(ENGINE, algorithm, 11, 7)
 
 
 def test_the_comparison_sees_clients_with_each_others_data(cluster: Any, x64: None, monkeypatch: Any) -> None:

@@ -88,6 +88,13 @@ def test_opposite_answers_reach_the_bound_of_twice_the_clip() -> None:
     assert np.linalg.norm(cut([30.0, 40.0]) - cut([-30.0, -40.0])) == pytest.approx(2)
 
 
+@pytest.mark.parametrize("size", [1e-42, 1e-38, 8.5e37, 3.4e38])
+def test_answers_at_the_ends_of_the_numbers_are_clipped(size: float) -> None:
+    """One over 8.5e37 is too small for a normal number; a product with it would say that the answer has no length."""
+    found, over = jax.jit(clipped)(jnp.float32([size, 0.0]), jnp.zeros(2, jnp.float32), jnp.float32(2.0))
+    assert bool(over) == (size > 2) and float(jnp.linalg.norm(found)) <= 2.0 * (1 + 1e-6)
+
+
 def test_clipping_is_the_textbooks_and_leaves_short_answers_alone(x64: None) -> None:
     rng = np.random.default_rng(0)
     for scale in (0.1, 1.0, 30.0, 1e200):

@@ -83,6 +83,20 @@ def assert_same_state(found: RunState, expected: RunState, atol: float = ROUNDIN
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=atol)
 
 
+def noisy(num_clients: int = 5) -> Federation:
+    """With noise and unequal weights."""
+    weights = np.arange(1, num_clients + 1)
+    return sj.problems.quadratic(*random_quadratics(num_clients, 3), noise=0.5, weights=weights)
+
+
+def assert_like_compiled(engine: Any, algorithm: Algorithm, num_clients: int, participation: int | None) -> None:
+    """An engine's state and table are the compiled engine's."""
+    expected, expected_table = play(noisy(num_clients), algorithm, "compiled", participation=participation)
+    found, found_table = play(noisy(num_clients), algorithm, engine, participation=participation)
+    assert_same_state(found, expected)
+    assert_same_table(found_table, expected_table)
+
+
 @QUICK
 @IN_ROUNDS
 def test_the_compiled_engine_gives_the_numbers_of_the_reference_engine(name: str, x64: None) -> None:

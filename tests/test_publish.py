@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sojourn.recipes import RECIPES, Bench, Findings, Recipe
-from sojourn.recipes.base import Table
+from sojourn.recipes.base import SECONDS_FILE, Table
 from test_cli import Command
 from test_recipes import FAILS, HOLDS, OPEN, add, command, tiny  # noqa: F401
 
@@ -79,11 +79,11 @@ def test_claims_at_a_smaller_scale_are_marked_so_everywhere(command: Command, ad
 def test_seconds_go_on_when_a_reproduction_is_taken_up_again(command: Command, add: Add) -> None:  # noqa: F811
     add(tiny(HOLDS))
     command("reproduce", "tiny", "--out", "here")
-    kept = Path("here/claims.json")
-    told = json.loads(kept.read_text(encoding="utf-8"))
-    kept.write_text(json.dumps({**told, "seconds": 1000.0}), encoding="utf-8")
+    Path("here", SECONDS_FILE).write_text("1000.0\n", encoding="utf-8")
     command("reproduce", "tiny", "--out", "here", "--resume")
-    assert 1000 < json.loads(kept.read_text(encoding="utf-8"))["seconds"] < 2000
+    assert 1000 < json.loads(Path("here/claims.json").read_text(encoding="utf-8"))["seconds"] < 2000
+    command("reproduce", "tiny", "--out", "anew")
+    assert json.loads(Path("anew/claims.json").read_text(encoding="utf-8"))["seconds"] < 1000
 
 
 def test_the_results_in_the_documents_are_those_of_the_recipes_as_they_are() -> None:

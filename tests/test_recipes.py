@@ -1,9 +1,12 @@
 """Recipes and `sojourn reproduce`: verdicts that are true, nothing hidden that fails, nothing touched by mistake."""
 
+import dataclasses
+import functools
 import html
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from sojourn.core.errors import SojournError
 from sojourn.recipes import RECIPES, Bench, Claim, Figure, Findings, Recipe
 from sojourn.recipes.base import above, carry_out, summary
 from sojourn.recipes.charts import lines
+from sojourn.recipes.kept import kept
 from sojourn.sweeping import Setting
 from test_cli import Command, config_file, content
 
@@ -102,6 +106,31 @@ def test_a_refuted_claim_stays_in_the_file_and_on_the_page(figure: tuple[str, ..
         assert html.escape(claim.text) in page and html.escape(claim.evidence) in page
     assert "1 of 3 claims hold. Fails: bad. Not decided: open." in page
     assert ("Further claims" in page) == (figure == ())
+
+
+def test_what_a_reproduction_took_before_it_was_cut_off_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("sojourn.recipes.base.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def pass_by(seconds: float) -> dict[str, float]:
+        now[0] += seconds
+        return {}
+
+    def work(bench: Bench, cut_off: bool) -> Findings:
+        for part, seconds in (("first", 100.0), ("second", 10.0)):
+            kept(bench, "parts", part, part, functools.partial(pass_by, seconds))
+            if cut_off:
+                raise KeyboardInterrupt
+        return Findings([HOLDS], [])
+
+    cut, whole = (
+        dataclasses.replace(tiny(HOLDS), carry_out=lambda bench, cut=cut: work(bench, cut)) for cut in (True, False)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(cut, out=tmp_path)
+    assert carry_out(whole, out=tmp_path, resume=True).seconds == 110.0  # the first part took its time before
+    assert carry_out(whole, out=tmp_path, resume=True).seconds == 110.0  # and nothing is left to do
+    assert carry_out(whole, out=tmp_path).seconds == 110.0  # done anew
 
 
 def test_a_recipe_that_names_claims_twice_or_shows_unknown_ones_is_refused() -> None:

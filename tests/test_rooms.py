@@ -12,8 +12,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "sojourn"
 # From the ground up. A new room needs a place here.
 ROOMS = (
     "core", "data", "partition", "models", "problems", "theory", "algorithms", "diagnostics", "traces", "engine",
-    "history", "progress", "virtual_time", "driver", "sweeping", "online", "looks", "deploy", "config", "experiment",
-    "report", "serving", "recipes", "catalogue", "cli",
+    "history", "progress", "virtual_time", "driver", "sweeping", "diagnosis", "looks", "advice", "online", "deploy",
+    "parts", "config", "tuning", "experiment", "advising", "report", "serving", "recipes", "catalogue", "cli",
 )  # fmt: skip
 
 MAX_FILE_LINES = 500

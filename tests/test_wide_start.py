@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import sojourn as sj
-from sojourn.cli import _setups
+from sojourn.cli.console import setups
 from sojourn.config import validate
 from sojourn.core.errors import SojournError
 from sojourn.core.gaussian_mechanism import delta_of, epsilon_of
@@ -263,7 +263,7 @@ def test_a_config_reaches_the_clients_and_the_run_counts_and_tells_it(tmp_path) 
     assert setup["checked"]["local_steps"] == 2 and setup["checked"]["verdict"] == "not certified"
     assert setup["smallest_singular_value"] > 0
     json.dumps(setup, allow_nan=False)
-    assert _setups("fedavg", [{"setup": setup}]) == [
+    assert setups("fedavg", [{"setup": setup}]) == [
         "fedavg: before round 1 the start took 16,384 numbers down and 8,332 up; its conditions: not certified"
     ]
     page = render([history], tmp_path / "page").read_text()
@@ -356,7 +356,7 @@ def test_a_sweep_over_summaries_counts_each(tmp_path) -> None:
     told = [entry["setup"] for entry in history.manifest["settings"]]
     assert [setup["summary"] for setup in told] == ["gram", "features"] and "setup" not in history.manifest
     assert all(setup["checked"]["verdict"] == "not certified" for setup in told)
-    lines = _setups("sweep", history.manifest["settings"])
+    lines = setups("sweep", history.manifest["settings"])
     assert len(lines) == 2 and "model.summary = features" in lines[1] and f"{rows * 64 + 8:,} up" in lines[1]
 
 

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sojourn import algorithms, data, models, online, partition, problems, theory, traces
-    from sojourn.algorithms import guarded
+    from sojourn.advice import Budget, Target, advise, advise_online
+    from sojourn.algorithms import guarded, self_tuned
     from sojourn.core.errors import SojournError
     from sojourn.core.facts import Facts
     from sojourn.core.federation import Federation
+    from sojourn.diagnosis import diagnose
     from sojourn.driver import run
     from sojourn.history import History, load_history
     from sojourn.problems import federation, population
@@ -18,15 +20,17 @@ if TYPE_CHECKING:
     from sojourn.sweeping import sweep
 
 __all__ = [
-    "Facts", "Federation", "History", "SojournError", "algorithms", "data", "federation", "guarded", "load_history",
-    "models", "online", "partition", "population", "problems", "render", "reproduce", "run", "sweep", "theory",
-    "traces",
+    "Budget", "Facts", "Federation", "History", "SojournError", "Target", "advise", "advise_online", "algorithms",
+    "data", "diagnose", "federation", "guarded", "load_history", "models", "online", "partition", "population",
+    "problems", "render", "reproduce", "run", "self_tuned", "sweep", "theory", "traces",
 ]  # fmt: skip
 
 _HOMES = {
+    "Budget": "advice", "Target": "advice", "advise": "advice", "advise_online": "advice",
     "Facts": "core.facts", "Federation": "core.federation", "History": "history", "SojournError": "core.errors",
-    "federation": "problems", "guarded": "algorithms", "load_history": "history", "population": "problems",
-    "render": "report", "reproduce": "recipes", "run": "driver", "sweep": "sweeping",
+    "diagnose": "diagnosis", "federation": "problems", "guarded": "algorithms", "load_history": "history",
+    "population": "problems", "render": "report", "reproduce": "recipes", "run": "driver", "self_tuned": "algorithms",
+    "sweep": "sweeping",
 }  # fmt: skip
 
 

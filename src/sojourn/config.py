@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, create_model
 from sojourn.algorithms import ALGORITHMS, Algorithm, guarded
 from sojourn.algorithms.aggregators import AGGREGATORS
 from sojourn.algorithms.guarded import PrivacyTable, aggregation_model
+from sojourn.algorithms.self_tuned import TUNABLE
 from sojourn.core.errors import SojournError, unknown_name
 from sojourn.core.options import REQUIRED, Option, options_of
 from sojourn.core.signature import Table, checked, shown, signature_model
@@ -31,13 +32,13 @@ from sojourn.diagnostics.probes import PROBES
 from sojourn.engine import ENGINES
 from sojourn.models import LANGUAGE_MODELS, MODELS
 from sojourn.partition import PARTITIONS, TEXT_PARTITIONS, Redeal
+from sojourn.parts import AUTO, THEORY, Part, asks_auto, asks_theory, build_algorithm, tuned_option
 from sojourn.problems import PROBLEMS, Problem
 from sojourn.theory.step_sizes import TUNED_METHODS
 from sojourn.traces import AVAILABILITIES, CLOCKS, SCHEDULES
 
 TIME = ("clock", "delay", "availability", "schedule")  # the tables of virtual time
 GUARDS = ("aggregation", "privacy")  # the tables of what stands around every method
-THEORY: Literal["theory"] = "theory"  # as a step size: the one that theory recommends for the federation's facts
 _SMALLEST, _LARGEST = 1e-30, 1e12  # of a problem's real numbers: their fourth powers are still numbers
 
 
@@ -56,15 +57,6 @@ class RunTable(Table):
     eval_every: Annotated[int | None, Field(ge=1, description="rounds between evaluations; a hundredth of all")] = None
     record: Annotated[list[str], Field(description="probes to record besides the metrics")] = []  # noqa: RUF012
     precision: Annotated[Literal["float32", "float64"], Field(description="of all arithmetic")] = "float32"
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A named component with its options, all of them."""
-
-    name: str
-    options: Mapping[str, Any]
-    label: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,10 +300,15 @@ def _algorithm(given: dict[str, Any]) -> Part:
         raise SojournError(f"algorithm.label = {shown(label)} must be a name that can be a folder's.")
     if given.get("step_size") == THEORY and tuned_option(name) != "step_size":
         raise SojournError(f'"{name}" has no step_size; write {tuned_option(name)} = "{THEORY}" instead.')
+    if not ALGORITHMS[name].cls.tunable and AUTO in [given.get(option) for option in TUNABLE]:
+        able = _some({other: None for other, method in ALGORITHMS.items() if method.cls.tunable})
+        raise SojournError(f'"{name}" cannot tune itself ("{AUTO}"); give numbers, or take one of {able}.')
     for option, value in ALGORITHMS[name].settled.items():
         if option in given:
             raise SojournError(f'algorithm.{option} is settled by "{name}" ({value}); take it out.')
     part = Part(name, checked("algorithm", _algorithm_model(name), given).model_dump(), label)
+    if asks_auto(part) and asks_theory(part):
+        raise SojournError(f'theory gives a step for a known number of local steps; write step_size = "{AUTO}" too.')
     if not asks_theory(part):
         build_algorithm(part)  # numbers that only make sense together are refused by the method itself
     elif name not in TUNED_METHODS:
@@ -326,22 +323,6 @@ def _can_be_a_folder(label: Any) -> bool:
     if not isinstance(label, str) or not label.strip() or not label.isprintable() or len(label.encode()) > 100:
         return False
     return not any(c in label for c in '/\\"') and not label.startswith(".")
-
-
-def tuned_option(method: str) -> str:
-    """The option that may be "theory": the step size, or the smoothness from which accelerated methods take theirs."""
-    return "step_size" if "step_size" in options_of(ALGORITHMS[method].cls) else "smoothness"
-
-
-def asks_theory(part: Part) -> bool:
-    """Whether a method's step is left to theory: it is known once the federation is."""
-    return part.options.get(tuned_option(part.name)) == THEORY
-
-
-def build_algorithm(part: Part) -> Algorithm:
-    """The method that a config names, with its numbers."""
-    method = ALGORITHMS[part.name]
-    return method.cls(**{**part.options, **method.settled})
 
 
 def guard(config: Config, algorithm: Algorithm, noise_multiplier: float | None) -> Algorithm:
@@ -366,6 +347,11 @@ def _check_guards(config: Config) -> None:
     for key, value in ({} if private is None else private.model_dump()).items():
         _check_size(f"privacy.{key}", value)
     for part in config.algorithms:
+        if asks_auto(part):
+            raise SojournError(
+                f'"{AUTO}" rests on what clients send beside their answers, which no guard covers; give numbers, or '
+                "leave [aggregation] and [privacy] out."
+            )
         if asks_theory(part):
             raise SojournError(
                 f'algorithm.{tuned_option(part.name)} = "{THEORY}": theory speaks of "{part.name}" without '
@@ -478,6 +464,7 @@ def _algorithm_model(name: str) -> type[BaseModel]:
         if option_name not in method.settled:
             kind = _annotation(option)
             kind = kind | Literal[THEORY] if option_name == tuned_option(name) else kind
+            kind = kind | Literal[AUTO] if method.cls.tunable and option_name in TUNABLE else kind
             fields[option_name] = (kind, ... if default is REQUIRED else default)
     return create_model("Options", __base__=Table, **fields)
 

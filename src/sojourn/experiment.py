@@ -17,15 +17,11 @@ import jax
 import numpy as np
 import pandas as pd
 
-from sojourn.algorithms import ALGORITHMS, Algorithm
-from sojourn.algorithms.privacy import noise_for
+from sojourn.algorithms import Algorithm
 from sojourn.config import (
     GUARDS,
     Config,
     Part,
-    asks_theory,
-    build_algorithm,
-    guard,
     parse_value,
     set_value,
     shown,
@@ -36,7 +32,6 @@ from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.files import write_atomically
 from sojourn.core.keys import root_key
-from sojourn.core.options import options_of
 from sojourn.core.vec import size
 from sojourn.data import DATASETS, TEXTS, Dataset
 from sojourn.driver import make_job, run
@@ -56,8 +51,8 @@ from sojourn.models import LANGUAGE_MODELS, MODELS
 from sojourn.partition import PARTITIONS, TEXT_PARTITIONS, Redealt, redealt
 from sojourn.problems import PROBLEMS
 from sojourn.sweeping import Setting, sweep_settings
-from sojourn.theory.step_sizes import step_size_rule
 from sojourn.traces import AVAILABILITIES, CLOCKS, SCHEDULES, Devices, Work
+from sojourn.tuning import method_of
 from sojourn.virtual_time import gradients_per_visit
 
 RECIPE_FILE = "recipe.txt"  # names the recipe whose result a directory holds
@@ -74,12 +69,13 @@ _OF_A_RUN = re.compile(
                 RECIPE_FILE,
                 "claims.json",
                 "environment.json",
+                "seconds.txt",
                 "report.html",
                 TRACE_FILE,
             ),
         )
     )
-    + r"|figure-.*\.(png|svg|pdf)|\..*\.new"
+    + r"|figure-.*\.(png|svg|pdf)|.*\.kept\.json|\..*\.new"
 )
 _MAX_SETTINGS = 100_000
 _MAX_FEDERATION_BYTES = 1 << 30  # of federations that a sweep holds at once
@@ -201,41 +197,6 @@ def run_config(config: Config, out: Path, *, resume: bool = False, progress: boo
                 break
     _write_config(out, config.tables)
     return histories
-
-
-def method_of(
-    part: Part, federation: Federation, config: Config, *, drawn: bool = True
-) -> tuple[Algorithm, dict[str, Any]]:
-    """A config's method, its step tuned and its guards around it, and notes for the manifest.
-
-    Cohorts that are not `drawn` at random, as where those are asked who are there, hide nobody.
-    """
-    settled, notes = tuned(part, federation, config)
-    method, private = build_algorithm(settled), config.privacy
-    noise = None if private is None else private.noise_multiplier
-    if private is not None and private.epsilon is not None:
-        cohort = cohort_size(config.run.participation if drawn else None, federation.num_clients)
-        noise = noise_for(
-            method, private.epsilon, private.delta, num_clients=federation.num_clients, rounds=config.run.rounds,
-            cohort=cohort, drawn=drawn,
-        )  # fmt: skip
-    return guard(config, method, noise), notes
-
-
-def tuned(part: Part, federation: Federation, config: Config) -> tuple[Part, dict[str, Any]]:
-    """The method with the step that theory recommends, where that was asked for, and the rule for the manifest."""
-    if not asks_theory(part):
-        return part, {}
-    cohort = cohort_size(config.run.participation, federation.num_clients)
-    equally = federation.clients.weighs_equally(ALGORITHMS[part.name].cls.weighting)
-    rule = step_size_rule(
-        part.name, federation.facts, {**part.options, **ALGORITHMS[part.name].settled}, config.run.rounds,
-        everyone=cohort == federation.num_clients, equal_weights=equally,
-    )  # fmt: skip
-    defaults = {name: default for name, (_, default) in options_of(ALGORITHMS[part.name].cls).items()}
-    companions = {k: v for k, v in rule.companions.items() if part.options.get(k) == defaults.get(k)}
-    options = {**part.options, **companions, rule.option: rule.value}
-    return dataclasses.replace(part, options=options), {"step_rule": dataclasses.asdict(rule)}
 
 
 def _how(config: Config) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import json
 import platform
 import subprocess
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from sojourn.algorithms.tuner import in_words
 from sojourn.core.errors import SojournError
 from sojourn.core.files import write_atomically
 from sojourn.core.oracle import KINDS
@@ -28,6 +30,7 @@ TRACE_FILE = "trace.parquet"
 LABELS = "labels_per_client"  # in the manifest
 _MAX_LABEL_CELLS = 20_000  # of the table of labels per client that a manifest carries
 
+_DECIDED = ["round", "tuned_step_size", "tuned_local_steps", "tuning_reason", "consensus_slope", "drift_ratio"]
 _CALL_COLUMNS = tuple(
     kind if kind == "samples" else "local_steps" if kind == "steps" else f"calls_{kind}" for kind in KINDS
 )
@@ -58,6 +61,14 @@ class History:
         values = self.table[column].dropna()
         return float(values.iloc[-1]) if len(values) else float("nan")
 
+    def decisions(self) -> list[str]:
+        """What a self-tuned run changed, round by round, and why; of a sweep setting by setting."""
+        if "setting" not in self.table:
+            return decisions_in(self.table)
+        return [
+            f"setting {number}, {line}" for number, rows in self.table.groupby("setting") for line in decisions_in(rows)
+        ]
+
     def save(self, directory: Path) -> None:
         """Table, manifest and, of an asynchronous run, its tasks; each is replaced whole."""
         write_atomically(directory / TABLE_FILE, lambda path: self.table.to_parquet(path, index=False))
@@ -66,6 +77,18 @@ class History:
             write_atomically(directory / TRACE_FILE, lambda path: tasks.to_parquet(path, index=False))
         text = json.dumps(self.manifest, indent=2)  # in its own order: a page of a run read back has the same bytes
         write_atomically(directory / MANIFEST_FILE, lambda path: path.write_text(text))
+
+
+def decisions_in(table: pd.DataFrame) -> list[str]:
+    """The decisions of one self-tuned run as sentences; none where the run tuned nothing."""
+    if not set(_DECIDED) <= set(table.columns):
+        return []
+    numbers = table[_DECIDED].to_numpy(float)
+    return [
+        in_words(int(now[0]), (before[1], before[2]), (now[1], now[2]), round(now[3]), now[4], now[5])
+        for before, now in itertools.pairwise(numbers)
+        if now[3] > 0
+    ]
 
 
 def table_of(rows: Rows, wires: list[Wire], first_round: int, seconds: float) -> pd.DataFrame:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import fcntl
 import inspect
-import json
 import signal
 import socket
 import ssl
@@ -28,13 +27,12 @@ from sojourn.config import Config, build_algorithm, guard, read_tables, to_toml,
 from sojourn.core.compilation import use_compilation_cache
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
-from sojourn.core.files import write_atomically, write_secret
+from sojourn.core.files import write_atomically
 from sojourn.core.plug import called, function_named
 from sojourn.data.dataset import Dataset, Pixels
-from sojourn.deploy import parcels
 from sojourn.deploy.asynchronous import OneByOne
 from sojourn.deploy.book import Book
-from sojourn.deploy.broker import Broker, Tls, configuration
+from sojourn.deploy.broker import MAX_PAYLOAD, Broker, Tls, check_url, configuration
 from sojourn.deploy.certificates import client_context, given_certificates, is_loopback, own_certificates
 from sojourn.deploy.keys import Credentials, Ring, ring_of
 from sojourn.deploy.record import history_of
@@ -70,6 +68,14 @@ class Place:
     tls: Tls | None = None  # the user's own certificate
     authority: Path | None = None  # of a broker that runs elsewhere
 
+    def check(self) -> None:
+        """Mistakes are told before anything starts."""
+        _host_and_port(self.listen, "--listen")
+        if self.page is not None:
+            _host_and_port(self.page, "--ui-listen")
+        if self.broker is not None:
+            check_url(self.broker)
+
 
 def serve(
     config: Config, run: Path, where: Place, *, told: Callable[[Server], None] = lambda server: None,
@@ -77,6 +83,7 @@ def serve(
 ) -> History:  # fmt: skip
     """Conducts a run until it is over or stopped, and writes its history; what is in the directory goes on."""
     _use_precision(config)
+    where.check()
     federation, algorithm, notes = _prepared(config)
     with _alone_in(run):
         _keep_config(config, run)
@@ -118,7 +125,9 @@ def _prepared(config: Config) -> tuple[Federation, Algorithm, dict[str, Any]]:
             "takes uploads one by one as they come" if asynchronous else "needs the answers of a whole round at once"
         )
         raise SojournError(f'deploy.mode = "{mode}" does not fit "{part.name}", which {needs}; leave it out.')
-    for name in ("min_reports", "deadline", "over_selection") if asynchronous else ("concurrency", "max_staleness"):
+    for name in (
+        ("min_reports", "deadline", "over_selection") if asynchronous else ("concurrency", "ahead", "max_staleness")
+    ):
         if getattr(config.deploy, name):
             kind = "rounds" if asynchronous else "methods that take uploads as they come"
             raise SojournError(f'deploy.{name} is for {kind}; "{part.name}" is not: take it out.')
@@ -248,7 +257,7 @@ async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Cal
         if where.page is not None:
             from sojourn.deploy.page import new_token, serve_page
 
-            host, port = _host_and_port(where.page, "--ui")
+            host, port = _host_and_port(where.page, "--ui-listen")
             token = None if is_loopback(host) else new_token()
             page = await stack.enter_async_context(serve_page(server.snapshot, host, port, token))
             say(f"status page: {page}")
@@ -292,7 +301,7 @@ async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
     broker.stop_earlier()
     _check_free(host, port)
     write = lambda: broker.configure(  # noqa: E731
-        configuration(host, port, run / "broker" / "storage", ring.server.public, Ring(run).workers, tls, _MAX_PAYLOAD)
+        configuration(host, port, run / "broker" / "storage", ring.server.public, Ring(run).workers, tls, MAX_PAYLOAD)
     )
     known = Ring(run).changed
     write()
@@ -311,6 +320,17 @@ async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
         broker.stop()
 
 
+def tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> Tls | None:
+    """The user's own certificate, all of it or nothing."""
+    if certificate is None and key is None and authority is None:
+        return None
+    if certificate is None and key is None:
+        return None  # of a broker that runs elsewhere
+    if certificate is None or key is None or authority is None:
+        raise SojournError("your own certificate needs all three: --certificate, --key and --authority.")
+    return given_certificates(certificate, key, authority)
+
+
 def _at_home(tls: Tls) -> ssl.SSLContext:
     """The server calls its own broker by an address that a certificate need not name."""
     context = client_context(tls.authority.read_text())
@@ -320,9 +340,6 @@ def _at_home(tls: Tls) -> ssl.SSLContext:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-_MAX_PAYLOAD = 2 * parcels.INLINE_BYTES
 
 
 async def _supervise(broker: Broker, ring: Ring, write: Callable[[], None], known: float) -> None:
@@ -356,59 +373,6 @@ def _check_free(host: str, port: int) -> None:
         raise SojournError(f"cannot listen on {host}:{port}: {error.strerror}; give another --listen.") from None
 
 
-# --- invitations -----------------------------------------------------------------------------------------------------
-
-
-def invite(name: str, run: Path, out: Path, authority: Path | None = None) -> None:
-    """Writes a new worker's credentials; a server at work lets it in within a second."""
-    if out.exists():
-        raise SojournError(f"{out} exists already; credentials are never written over.")
-    with ring_of(run) as ring:
-        pem = authority.read_text() if authority is not None else None
-        if pem is None:
-            pem = own_certificates(run / "certificates", []).authority.read_text()
-        ring.invite(name, pem).save(out)
-
-
-def revoke(name: str, run: Path) -> None:
-    with ring_of(run) as ring:
-        ring.revoke(name)
-
-
-def users_of(run: Path) -> str:
-    """The users of a broker that is run elsewhere, for its configuration."""
-    ring = Ring(run)
-    whole = json.loads(configuration("", 0, run, ring.server.public, ring.workers, None, _MAX_PAYLOAD))
-    return json.dumps({"authorization": whole["authorization"], "max_payload": _MAX_PAYLOAD}, indent=1)
-
-
-def write_users(run: Path, out: Path) -> None:
-    write_atomically(out, lambda beside: write_secret(beside, users_of(run)))
-
-
-def tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> Tls | None:
-    """The user's own certificate, all of it or nothing."""
-    if certificate is None and key is None and authority is None:
-        return None
-    if certificate is None and key is None:
-        return None  # of a broker that runs elsewhere
-    if certificate is None or key is None or authority is None:
-        raise SojournError("your own certificate needs all three: --certificate, --key and --authority.")
-    return given_certificates(certificate, key, authority)
-
-
-def find_run(given: Path | None) -> Path:
-    """The deployment that is meant: the one given, or the only one there is under runs/."""
-    if given is not None:
-        return given
-    found = sorted(path.parent for path in Path("runs").glob("*/keys.json"))
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise SojournError("there is no deployment under runs/; start one with sojourn serve, or name it by --run.")
-    raise SojournError(f"there are {len(found)} deployments under runs/; name one by --run, such as {found[-1]}.")
-
-
 # --- the worker ------------------------------------------------------------------------------------------------------
 
 
@@ -417,7 +381,8 @@ def join(
     told: Callable[[int, str], None] = lambda done, what: None,
 ) -> int:  # fmt: skip
     """Takes part in a run until it is over; returns how many tasks were done."""
-    function_named(data)  # a mistake in its name is told before anybody is called
+    check_url(url)
+    function_named(data)  # mistakes are told before anybody is called
     return asyncio.run(_take_part(url, creds, data, place, patience, told))
 
 

@@ -24,6 +24,7 @@ from sojourn.algorithms.mime import MimeLite, MimeMVR
 from sojourn.algorithms.minibatch_sgd import MinibatchSGD
 from sojourn.algorithms.regularized_local_sgd import RegularizedLocalSGD
 from sojourn.algorithms.scaffold import Scaffold
+from sojourn.algorithms.self_tuned import SelfTuned, self_tuned
 from sojourn.algorithms.single_machine_sgd import SingleMachineSGD
 from sojourn.algorithms.stem import STEM
 
@@ -83,5 +84,6 @@ ALGORITHMS: dict[str, Method] = {
 __all__ = [
     "ACSA", "ALGORITHMS", "BVRLSGD", "CELGD", "CELSGD", "MBSARAH", "MBSTORM", "STEM", "Algorithm", "FedAMS", "FedAc",
     "FedAsync", "FedAvg", "FedBuff", "FedLAMB", "FedOpt", "FedProx", "Guarded", "LocalACSA", "LocalSGD", "Method",
-    "MimeLite", "MimeMVR", "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SingleMachineSGD", "guarded",
+    "MimeLite", "MimeMVR", "MinibatchSGD", "RegularizedLocalSGD", "Scaffold", "SelfTuned", "SingleMachineSGD",
+    "guarded", "self_tuned",
 ]  # fmt: skip

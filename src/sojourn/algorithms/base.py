@@ -54,6 +54,7 @@ class Context(eqx.Module):
     staleness: jax.Array | int = 0  # server updates since the answer's model was sent; 0 in synchronous rounds
     weights: jax.Array | None = None  # of the stacked answers, summing to one; only with reduce="stack"
     key: jax.Array | None = None  # the server's own randomness for these answers, see `core.keys.server_key`
+    evenness: jax.Array | float = 1.0  # 1 / (n sum w^2): the mean of n answers is as noisy as of evenness n equal ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Algorithm(eqx.Module):
     asynchronous: ClassVar[bool] = False  # answers are taken one by one, as they come: needs a trace
     sends_models: ClassVar[bool] = False  # clients answer with models, not with changes: `unchanged` is an Up
     private: ClassVar[bool] = False  # whether what leaves the server is meant to hide who took part
+    tunable: ClassVar[bool] = False  # one exchange walks num_local_steps steps of step_size, which may be traced
     plain_descent: ClassVar[bool] = False  # clients take plain gradient steps: its fixed point has a closed form
 
     def __check_init__(self) -> None:

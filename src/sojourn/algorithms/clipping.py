@@ -31,7 +31,9 @@ def length_of(tree: Any) -> jax.Array:
     """The Euclidean norm of all numbers in a tree, in single precision at least; large squares do not overflow."""
     leaves = [a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in jax.tree.leaves(tree)]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(a), initial=0).astype(jnp.result_type(float)) for a in leaves]))
-    scale = jnp.where(largest > 0, largest, 1)
+    # its inverse must be a number too: a compiler multiplies by it, and would take the largest answers for none
+    low = float(jnp.finfo(largest.dtype).tiny) ** 0.75
+    scale = jnp.clip(largest, low, 1 / low)
     return scale * jnp.sqrt(sum((jnp.sum((a / scale) ** 2) for a in leaves), jnp.zeros((), jnp.result_type(float))))
 
 

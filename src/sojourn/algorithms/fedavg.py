@@ -24,6 +24,7 @@ class FedAvg(Algorithm):
 
     weighting: ClassVar[str] = "size"
     plain_descent: ClassVar[bool] = True
+    tunable: ClassVar[bool] = True
 
     def init_server(self, x0: Vec) -> ModelState:
         return ModelState(x0)

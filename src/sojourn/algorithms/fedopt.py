@@ -9,7 +9,7 @@ sqrt(v + tau) where the paper has sqrt(v) + tau.
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -53,6 +53,8 @@ class FedOpt(Algorithm):
     momentum: Any = real(0.9, symbol="beta_1", low=0.0, high=1.0)
     second_moment: Any = real(0.99, symbol="beta_2", low=0.0, high=1.0)
     epsilon: Any = positive(1e-3, symbol="tau")
+
+    tunable: ClassVar[bool] = True
 
     def init_server(self, x0: Vec) -> ServerState:
         return ServerState(x0, self._transformation().init(x0.tree))

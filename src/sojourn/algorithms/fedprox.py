@@ -6,7 +6,7 @@ Paper to code: mu -> proximal_weight; local problem F_m(y) + (mu/2) ||y - x||^2.
 partial work is kept.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -24,6 +24,8 @@ class FedProx(Algorithm):
     num_local_steps: int = count(10, symbol="K")
     proximal_weight: Any = real(0.01, symbol="mu", low=0.0)
     min_local_steps: int | None = count(None, optional=True)
+
+    tunable: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_amounts(self)

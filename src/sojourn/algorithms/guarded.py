@@ -26,9 +26,11 @@ import numpy as np
 from pydantic import BaseModel, Field, create_model
 
 from sojourn.algorithms.aggregators import AGGREGATORS, Aggregator
+from sojourn.algorithms.around import Around
 from sojourn.algorithms.base import Algorithm, Context, Exchange, Info, World
 from sojourn.algorithms.clipping import check_floats, clipped, noise_like
 from sojourn.algorithms.privacy import COVERS, accounting, epsilon_spent, releases
+from sojourn.algorithms.self_tuned import SelfTuned
 from sojourn.core.errors import SojournError
 from sojourn.core.keys import purpose_key
 from sojourn.core.options import choice, positive
@@ -60,10 +62,9 @@ def aggregation_model(aggregator: Aggregator) -> type[BaseModel]:
     )
 
 
-class Guarded(Algorithm):
+class Guarded(Around):
     """A method whose answers are clipped, combined robustly, or made private; `guarded` makes one."""
 
-    inner: Algorithm
     aggregator: str = choice("mean", tuple(AGGREGATORS))
     options: tuple[tuple[str, Any], ...] = eqx.field(default=(), static=True)  # of the aggregator
     clip: Any = positive(None, symbol="S", optional=True)
@@ -74,6 +75,10 @@ class Guarded(Algorithm):
     def __check_init__(self) -> None:
         if not isinstance(self.inner, Algorithm) or isinstance(self.inner, Guarded):
             raise SojournError("a guard stands around a method, and around it alone; give all its options at once.")
+        if isinstance(self.inner, SelfTuned):
+            raise SojournError(
+                "what a self-tuned method rests on no guard covers; guard the method with fixed numbers."
+            )
         robust = self.aggregator != "mean"
         if self.inner.asynchronous and (robust or self.private):
             what = f'"{self.aggregator}" needs several answers at once' if robust else "noise must hide one among many"
@@ -102,26 +107,15 @@ class Guarded(Algorithm):
 
     @property
     def weighting(self) -> str:  # type: ignore[override]
-        return "equal" if self.weights == "equal" else self.inner.weighting
-
-    @property
-    def asynchronous(self) -> bool:  # type: ignore[override]
-        return self.inner.asynchronous
-
-    @property
-    def layerwise(self) -> bool:  # type: ignore[override]
-        return self.inner.layerwise
-
-    def plain(self) -> Algorithm:
-        return self.inner
+        return "equal" if self.weights == "equal" else super().weighting
 
     def describe(self) -> dict[str, Any]:
         guard = {name: value for name, value in super().describe().items() if value is not None}
         given = {} if self.delta is None else {"delta": self.delta}
-        return {**guard, **dict(self.options), **given, "method": self.inner.describe()}
+        return {**guard, **dict(self.options), **given}
 
     def check(self, world: World) -> None:
-        self.inner.check(world)
+        super().check(world)
         rule = AGGREGATORS[self.aggregator]
         if self.private and self.weighting == "size":
             raise SojournError(
@@ -180,9 +174,6 @@ class Guarded(Algorithm):
 
     # --- the method inside ---------------------------------------------------------------------------------------
 
-    def needs_everyone(self) -> bool:
-        return self.inner.needs_everyone()
-
     def uploads_per_update(self) -> int:
         return self.inner.uploads_per_update()
 
@@ -191,9 +182,6 @@ class Guarded(Algorithm):
 
     def init_server(self, x0: Vec) -> Any:
         return self.inner.init_server(x0)
-
-    def init_client(self, x0: Vec) -> Any:
-        return self.inner.init_client(x0)
 
     def model(self, server: Any) -> Vec:
         return self.inner.model(server)

@@ -37,6 +37,7 @@ class LocalSGD(Algorithm):
     """Local (S)GD with inner and outer steps."""
 
     plain_descent: ClassVar[bool] = True
+    tunable: ClassVar[bool] = True
 
     step_size: Any = positive(symbol="eta")
     num_local_steps: int = count(10, symbol="K")

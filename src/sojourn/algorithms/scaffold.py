@@ -6,7 +6,7 @@ num_local_steps. `control` is the paper's option: "I" sets c_i to the exact grad
 mean of the gradients of its own steps. With everyone taking part, c is the mean of the c_i at all times.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -32,6 +32,8 @@ class Scaffold(Algorithm):
     num_local_steps: int = count(10, symbol="K")
     outer_step_size: Any = positive(1.0, symbol="eta_g")
     control: str = choice("II", ("I", "II"))
+
+    tunable: ClassVar[bool] = True
 
     def init_server(self, x0: Vec) -> ModelAndControl:
         return ModelAndControl(x0, x0.zeros())

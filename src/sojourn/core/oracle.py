@@ -78,6 +78,14 @@ class Objective(eqx.Module):
         """How many points an exact answer looks at; 1 where the client is a formula."""
         return 1
 
+    def still(self, z: Any) -> Any:
+        """A sample without the randomness that its loss has in training alone: dropout is off."""
+        return z
+
+    def moments(self, view: Any) -> tuple[jax.Array, jax.Array] | None:
+        """The mean and the mean square of every feature of the client's points; None where there are no features."""
+        return None
+
     def largest_array(self, batch_size: int | None) -> int:
         """Numbers in the largest array that a gradient makes of its batch (None: of an exact answer's), if known."""
         return 0

@@ -6,6 +6,7 @@ from sojourn.core.errors import unknown_name
 from sojourn.data.cifar10 import load_cifar10
 from sojourn.data.dataset import Dataset, Pixels
 from sojourn.data.digits import load_digits
+from sojourn.data.libsvm import load_a9a, load_mushrooms, load_w8a
 from sojourn.data.mnist import load_fashion_mnist, load_mnist
 from sojourn.data.shortened import tinyshakespeare_text, wikitext2_text
 from sojourn.data.text import Text
@@ -17,6 +18,9 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "mnist": load_mnist,
     "fashion-mnist": load_fashion_mnist,
     "cifar10": load_cifar10,
+    "a9a": load_a9a,
+    "w8a": load_w8a,
+    "mushrooms": load_mushrooms,
 }
 TEXTS: dict[str, Callable[..., Text]] = {"tinyshakespeare": tinyshakespeare_text, "wikitext-2": wikitext2_text}
 
@@ -36,6 +40,7 @@ def load_text(name: str) -> Text:
 
 
 __all__ = [
-    "DATASETS", "TEXTS", "Dataset", "Pixels", "Text", "load", "load_cifar10", "load_digits", "load_fashion_mnist",
-    "load_mnist", "load_text", "load_tinyshakespeare", "load_wikitext2",
+    "DATASETS", "TEXTS", "Dataset", "Pixels", "Text", "load", "load_a9a", "load_cifar10", "load_digits",
+    "load_fashion_mnist", "load_mnist", "load_mushrooms", "load_text", "load_tinyshakespeare", "load_w8a",
+    "load_wikitext2",
 ]  # fmt: skip

@@ -22,13 +22,13 @@ def load_digits(
     if not 0 < test_share < 1:
         raise SojournError(f"test_share = {test_share} must lie between 0 and 1; try 0.2.")
     pixels, labels = bundled(return_X_y=True)
-    test = _stratified(labels, test_share, np.random.default_rng(seed))
+    test = stratified(labels, test_share, np.random.default_rng(seed))
     x = pixels / 16.0  # the grey values are 0 .. 16
     x = x.reshape(-1, 8, 8, 1) if images else x
     return Dataset("digits", x[~test], labels[~test], x[test], labels[test], num_classes=10)
 
 
-def _stratified(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+def stratified(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
     """A mask that holds round(share * size) random members of every class."""
     mask = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):

@@ -1,5 +1,6 @@
 """The book of an asynchronous run: uploads are applied one by one, in the order in which the broker queued them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sojourn.deploy.rules import Rules
 from sojourn.traces.trace import ACCEPTED, LOST, STALE, TIMED_OUT, UNFINISHED, Trace
 
 _TRIP = "steady.0"
+_KEYS_TOGETHER = 64
 
 
 class OneByOne(Book):
@@ -30,10 +32,15 @@ class OneByOne(Book):
     ) -> None:
         if not algorithm.asynchronous:
             raise SojournError(f"{algorithm.title} takes its answers in rounds, not one by one as they come.")
+        if rules.ahead and jax.tree.leaves(algorithm.init_client(federation.x0)):
+            raise SojournError(
+                f"{algorithm.title} remembers its last visit, so its tasks cannot wait; leave ahead out."
+            )
         self._per_update = algorithm.uploads_per_update()
         super().__init__(federation, algorithm, place, rules, of=of, seed=seed)
         self._apply = jax.jit(self._applied)
         self._fold = jax.jit(self._folded)
+        self._keys = -1, np.zeros(0, np.uint32)  # the first of a block of tasks, and their keys by client
 
     def _applied(self, algorithm: Algorithm, server: Any, up: Any, root: Any, applied: Any, staleness: Any) -> Any:
         """The next state, how far its model is from zero and from the last, and what the method says of the step.
@@ -45,11 +52,15 @@ class OneByOne(Book):
             jnp.asarray(applied), self.num_clients, 1, 1 / self.num_clients, jnp.asarray(staleness), key=key
         )
         after = algorithm.exchanges()[0].aggregate(server, up, context)
-        return after, reach_and_move(algorithm, server, after), algorithm.told(context)
+        return after, (*reach_and_move(algorithm, server, after), algorithm.told(context))
 
-    def _folded(self, root: jax.Array, number: Any, client: Any) -> jax.Array:
-        key = jax.random.fold_in(jax.random.fold_in(root, number), client)
-        return jax.random.key_data(purpose_key(key, self.trips.exchanges[_TRIP].purpose))
+    def _folded(self, root: jax.Array, first: Any) -> jax.Array:
+        """The keys of a block of tasks, whoever they will go to: one call costs as much as a single key."""
+        purpose = self.trips.exchanges[_TRIP].purpose
+        one = lambda key, client: purpose_key(jax.random.fold_in(key, client), purpose)  # noqa: E731
+        tasks = jax.vmap(jax.random.fold_in, (None, 0))(root, first + jnp.arange(_KEYS_TOGETHER))
+        keys = jax.vmap(jax.vmap(one, (None, 0)), (0, None))(tasks, jnp.arange(self.num_clients))
+        return jax.random.key_data(keys)
 
     def _settled(self) -> Any:
         return self.rules.max_staleness
@@ -65,13 +76,17 @@ class OneByOne(Book):
     def assign(self, present: Sequence[int], now: float) -> list[Task]:
         if self.over:
             return []
-        busy = self.busy()
-        room = (self.rules.concurrency or self.num_clients) - len(busy)
-        idle = [client for client in present if client not in busy]
-        return [self._hand_out(client, _TRIP, 0, now) for client in idle[: max(0, room)]]
+        each, out = 1 + self.rules.ahead, Counter(task.client for task in self.out.values())
+        room = (self.rules.concurrency or each * self.num_clients) - len(self.out)
+        # those first that have nothing to do
+        free = [client for number in range(each) for client in present if out[client] <= number]
+        return [self._hand_out(client, _TRIP, 0, now) for client in free[: max(0, room)]]
 
     def key(self, task: Task) -> np.ndarray:
-        return np.asarray(self._fold(self.root, task.number, task.client))
+        first = task.number - task.number % _KEYS_TOGETHER
+        if first != self._keys[0]:
+            self._keys = first, np.asarray(self._fold(self.root, first))
+        return self._keys[1][task.number - first, task.client]
 
     def unpublished(self) -> list[Task]:
         return [task for task in self.out.values() if task.applied == self.applied]
@@ -86,8 +101,9 @@ class OneByOne(Book):
         if self.rules.max_staleness is not None and staleness > self.rules.max_staleness:
             self._fresh.append({"event": TOO_STALE, **row, "applied": self.applied})
             return TOO_STALE
-        self.server, measured, told = self._apply(self.algorithm, self.server, up, self.root, self.applied, staleness)
-        moved = self._moved(*measured)
+        self.server, measured = self._apply(self.algorithm, self.server, up, self.root, self.applied, staleness)
+        reach, moved, told = jax.device_get(measured)
+        moved = self._moved(reach, moved)
         self.applied += 1
         self.memories[client] = number
         told = {name: float(value) for name, value in told.items()}

@@ -2,8 +2,8 @@
 
 Pure of any network, so that it can be tested by itself. An upload is applied at most once: the book knows the tasks
 that are out, takes an answer to one of them, and strikes it off; any other answer is a duplicate, too late or forged.
-`commit` makes all that was applied since the last one durable, in one file that is replaced whole: the state, and the
-last rows of the log, which is synced itself only now and then. After a kill the book is as it was at a commit, its
+`commit` makes all that was applied since the last one durable, in one file (see `turns`): the state, and the last rows
+of the log, which is synced itself only now and then. After a kill the book is as it was at a commit, its
 log with it, and what came since is delivered again.
 
 A task is numbered, and its randomness depends on the task, or on its round, and its client alone: done twice it gives
@@ -12,13 +12,14 @@ the same upload. Two books follow this one: `asynchronous` takes uploads one by 
 
 import abc
 import dataclasses
+import functools
 import json
 import math
 import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +32,16 @@ from sojourn.core.files import write_atomically, write_secret
 from sojourn.core.keys import root_key
 from sojourn.core.vec import norm
 from sojourn.deploy.rules import Rules
+from sojourn.deploy.turns import Turns
 from sojourn.deploy.wire import Schema
 from sojourn.driver import world_of
 from sojourn.engine.accounting import message_shapes, one_memory
-from sojourn.engine.checkpoint import fingerprint, load_state, save_state
+from sojourn.engine.checkpoint import another_run, arrays_of, damage, fingerprint, state_of
 from sojourn.engine.rounds import divergence_limit
 
-LOG_FILE, BOOK_FILE, SECRET_FILE = "applied.jsonl", "book.npz", "root.secret"
+LOG_FILE, BOOK_FILE, SECRET_FILE = "applied.jsonl", "book", "root.secret"
+_FORMER_FILE = "book.npz"
+_LENGTH = 8  # bytes that say how long the words of a book are
 _TAIL = 1 << 14  # characters of the log that the book carries before it is synced
 HANDED_OUT, APPLIED, DUPLICATE, TOO_STALE = "handed out", "applied", "duplicate", "too stale"
 REJECTED = "rejected"
@@ -72,8 +76,9 @@ class Trips:
         phases = {"opening": algorithm.opening(), "steady": algorithm.exchanges(), "closing": algorithm.closing()}
         return {f"{phase}.{number}": e for phase, several in phases.items() for number, e in enumerate(several)}
 
-    def upload_schema(self, name: str) -> Schema:
-        return Schema.of(self.shapes[name][1])
+    @functools.cached_property
+    def upload_schemas(self) -> dict[str, Schema]:
+        return {name: Schema.of(up) for name, (_, up, *_) in self.shapes.items()}
 
     def phase(self, name: str) -> list[str]:
         return [exchange for exchange in self.exchanges if exchange.startswith(f"{name}.")]
@@ -83,6 +88,9 @@ class Book(abc.ABC):
     """What both kinds of book keep, and how it survives."""
 
     unit: str
+    kept: ClassVar[tuple[str, ...]] = (
+        "applied", "next_task", "memories", "seconds", "metrics", "diverged", "given_up", "rejected", "samples",
+    )  # fmt: skip
 
     def __init__(
         self, federation: Federation, algorithm: Algorithm, place: Path, rules: Rules, *, of: int, seed: int = 0
@@ -98,16 +106,26 @@ class Book(abc.ABC):
         self.memories = [-1] * self.num_clients  # the last task of each client that was applied
         self.rejected = [0] * self.num_clients  # uploads of each that could not be used
         self.samples: list[int | None] = [None] * self.num_clients  # as the workers told them
+        self.excluded: set[int] = set()  # those who take part no more
         self.seconds = 0.0  # of all servers of this run together
         self.metrics: list[dict[str, float]] = []
         self.diverged = False
+        self.unsaved = False  # whether workers told something that is not on disk
         self.limit = float(divergence_limit(federation.x0))
         self._fresh: list[dict[str, Any]] = []  # rows of the log since the last commit
         self._synced, self._tail = 0, ""  # bytes of the log that are surely on disk, and its lines after them
         self._identity = fingerprint(algorithm, federation.x0, self.root, (self.num_clients, self._settled()))
         place.mkdir(parents=True, exist_ok=True)
-        if (place / BOOK_FILE).exists():
+        self._pages = Turns(place / BOOK_FILE)
+        if self._pages.path.exists():
             self._load()
+        elif (place / _FORMER_FILE).exists():
+            raise SojournError(
+                f"{place / _FORMER_FILE} was written by an earlier sojourn, which this one cannot continue; take that "
+                "one, or start in another --out."
+            )
+        else:
+            (place / LOG_FILE).unlink(missing_ok=True)  # of a server that was killed before its first commit
 
     def _settled(self) -> Any:
         """What must not change from one server of a run to the next."""
@@ -118,12 +136,14 @@ class Book(abc.ABC):
 
         Told once and for all: a weight that changes between an answer and its round's end would spoil the mean.
         """
-        if self.samples[client] not in (None, number):
+        if self.samples[client] == number:
+            return
+        if self.samples[client] is not None:
             raise SojournError(f"this worker had {self.samples[client]} samples before; a run needs data that stay.")
         told = [number if place == client else known for place, known in enumerate(self.samples)]
         met = dataclasses.replace(self.federation, clients=self._with_samples(told))
         self.algorithm.check(world_of(met, self.algorithm, self.num_clients))  # it may not take unequal weights
-        self.samples, self.clients = told, met.clients
+        self.samples, self.clients, self.unsaved = told, met.clients, True
 
     def _with_samples(self, told: list[int | None]) -> Clients:
         """The clients by what was told; those who were not heard yet are thought to have as many as the others."""
@@ -152,8 +172,13 @@ class Book(abc.ABC):
         """Whether uploads were taken that the model does not contain yet."""
         return False
 
-    def exclude(self, client: int) -> None:  # noqa: B027 - where answers come one by one nobody is waited for
-        """A worker that is not trusted: it is asked no more."""
+    def exclude(self, client: int) -> None:
+        """A worker that takes part no more: its answers are not waited for."""
+        self.excluded.add(client)
+
+    def readmit(self, client: int) -> None:
+        """A worker that was excluded and is asked again."""
+        self.excluded.discard(client)
 
     def has_answered(self, client: int) -> bool:
         """Whether a client's answer was taken and waits for the others."""
@@ -218,6 +243,7 @@ class Book(abc.ABC):
 
     def commit(self) -> None:
         """All that was applied and handed out so far survives a kill from here on."""
+        self.unsaved = False
         lines = "".join(json.dumps(row) + "\n" for row in self._fresh)
         self._fresh, self._tail = [], self._tail + lines
         with open(self.place / LOG_FILE, "ab") as stream:
@@ -226,36 +252,34 @@ class Book(abc.ABC):
                 stream.flush()
                 os.fsync(stream.fileno())
                 self._synced, self._tail = stream.tell(), ""
-        book = {**self._book(), "log": self._synced, "rows": self._tail}
-        raw = np.frombuffer(json.dumps(book).encode(), np.uint8)
-        save_state(self.place / BOOK_FILE, (self.server, raw), self._identity)
+        book = {**self._book(), "log": self._synced, "rows": self._tail, "identity": self._identity}
+        text = json.dumps(book).encode()
+        arrays = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays_of(self.server))
+        self._pages.write([len(text).to_bytes(_LENGTH, "little"), text, *arrays])
 
     def _book(self) -> dict[str, Any]:
-        return {
-            "applied": self.applied, "next_task": self.next_task, "memories": self.memories, "seconds": self.seconds,
-            "out": [vars(task) for task in self.out.values()], "metrics": self.metrics,
-            "diverged": self.diverged, "given_up": self.given_up, "samples": self.samples,
-            "rejected": self.rejected,
-        }  # fmt: skip
+        plain = {name: getattr(self, name) for name in self.kept}
+        return {**plain, "excluded": sorted(self.excluded), "out": [vars(task) for task in self.out.values()]}
 
     def _load(self) -> None:
-        template = (self.server, jnp.zeros(0, jnp.uint8))
-        self.server, raw = load_state(self.place / BOOK_FILE, template, self._identity)
-        self._open(json.loads(np.asarray(raw, np.uint8).tobytes()))
+        content = self._pages.read()
+        if content is None:
+            raise damage(self._pages.path, "no whole content in it")
+        start = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
+        book, like = json.loads(bytes(content[_LENGTH:start])), arrays_of(self.server)
+        if book["identity"] != self._identity or start + sum(array.nbytes for array in like) != len(content):
+            raise another_run(self._pages.path)
+        arrays = []
+        for array in like:
+            arrays.append(np.frombuffer(content, array.dtype, array.size, start).reshape(array.shape))
+            start += array.nbytes
+        self.server = state_of(arrays, self.server)
+        self._open(book)
 
     def _open(self, book: dict[str, Any]) -> None:
-        for name in (
-            "applied",
-            "next_task",
-            "memories",
-            "seconds",
-            "metrics",
-            "diverged",
-            "given_up",
-            "rejected",
-            "samples",
-        ):
+        for name in self.kept:
             setattr(self, name, book[name])
+        self.excluded = set(book["excluded"])
         if any(number is not None for number in self.samples):
             self.clients = self._with_samples(self.samples)
         self.out = {entry["number"]: Task(**entry) for entry in book["out"]}

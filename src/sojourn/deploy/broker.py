@@ -18,6 +18,7 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from sojourn.core.files import write_atomically, write_secret
 SERVER = "server"
 TASKS, UPLOADS = "tasks", "uploads"  # streams, and the second word of their subjects
 TROUBLE = (nats.errors.Error, TimeoutError, OSError)  # with the network: it passes
+MAX_PAYLOAD = 4 << 20  # bytes of a message: room for what travels inline and all that is around it
 _START_SECONDS = 10.0
 _NO_JETSTREAM = (10039, 10076)  # the broker's numbers for not having it
 
@@ -57,6 +59,11 @@ def inbox(user: str) -> str:
     return f"_INBOX_{user}" if user != SERVER else "_SERVER"
 
 
+def tasks_inbox(worker: str) -> str:
+    """Where the broker delivers a worker's tasks."""
+    return f"{inbox(worker)}.{TASKS}"
+
+
 def permissions(worker: str) -> dict[str, list[str]]:
     """What a worker may publish and subscribe to, and nothing else.
 
@@ -66,7 +73,7 @@ def permissions(worker: str) -> dict[str, list[str]]:
     return {
         "publish": [
             upload_subject(worker), hello_subject(worker), alive_subject(worker),
-            f"$JS.API.CONSUMER.MSG.NEXT.{TASKS}.{worker}", f"$JS.ACK.{TASKS}.{worker}.>",
+            f"$JS.ACK.{TASKS}.{worker}.>",
             f"$O.{own}.C.*", f"$O.{own}.M.*", f"$JS.API.STREAM.PURGE.OBJ_{own}",
             *(f"$JS.API.{verb}.OBJ_{bucket}" for bucket in (own, "models")
               for verb in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")),
@@ -194,8 +201,15 @@ class Broker:
             self._process.wait()
 
 
-async def connected(url: str, user: str, seed: str, tls: ssl.SSLContext | None, patience: float) -> Any:
-    """A connection that comes back by itself whenever it is lost; one sentence if there is none within the patience."""
+async def connected(
+    url: str, user: str, seed: str, tls: ssl.SSLContext | None, patience: float,
+    returned: Callable[[], None] = lambda: None,
+) -> Any:  # fmt: skip
+    """A connection that comes back by itself whenever it is lost; one sentence if there is none within the patience.
+
+    `returned` is called each time it has come back.
+    """
+    check_url(url)
     heard: list[Exception] = []
     closing: list[Any] = []
     refused = asyncio.Event()
@@ -207,11 +221,21 @@ async def connected(url: str, user: str, seed: str, tls: ssl.SSLContext | None, 
             if connecting.done():  # it was let in, and is no more: it would go on knocking for ever
                 closing.append(asyncio.ensure_future(connection.close()))
 
+    async def back() -> None:
+        returned()
+
     connection = Connection()
     options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "connect_timeout": 5}
     connecting = asyncio.ensure_future(
         connection.connect(
-            url, nkeys_seed_str=seed, inbox_prefix=inbox(user), tls=tls, name=user, error_cb=hear, **options
+            url,
+            nkeys_seed_str=seed,
+            inbox_prefix=inbox(user),
+            tls=tls,
+            name=user,
+            error_cb=hear,
+            reconnected_cb=back,
+            **options,
         )
     )
     watching = asyncio.ensure_future(refused.wait())
@@ -228,7 +252,19 @@ async def connected(url: str, user: str, seed: str, tls: ssl.SSLContext | None, 
         raise SojournError(f"the broker at {url} does not accept these credentials; ask for new ones.")
     if any(isinstance(error, ssl.SSLError) for error in heard):
         raise SojournError(f"the broker at {url} does not show a certificate that these credentials vouch for.")
-    raise SojournError(f"no broker answers at {url} within {patience:.0f} s; is `sojourn serve` running?")
+    hint = "is it started?" if user == SERVER else "is `sojourn serve` running?"
+    raise SojournError(f"no broker answers at {url} within {patience:.0f} s; {hint}")
+
+
+def check_url(url: str) -> None:
+    found = urllib.parse.urlsplit(url if "://" in url else f"?{url}")
+    if found.scheme not in ("nats", "tls") or not found.hostname:
+        raise SojournError(f"{url!r} is no broker's address; it reads nats://HOST:PORT, or tls://HOST:PORT.")
+
+
+def closed() -> SojournError:
+    """What is to be said of a connection that the broker ended for good."""
+    return SojournError("the broker closed the connection; the invitation may have been revoked.")
 
 
 async def lasting(
@@ -242,7 +278,7 @@ async def lasting(
         except nats.errors.MsgAlreadyAckdError:
             return None
         except nats.errors.ConnectionClosedError:
-            raise SojournError("the broker closed the connection; the invitation may have been revoked.") from None
+            raise closed() from None
         except nats.js.errors.APIError as error:
             if error.code is None or error.code < 500 or error.err_code in (None, *_NO_JETSTREAM):
                 raise SojournError(f"the broker refuses what is asked of it: {error.description}.") from None

@@ -8,10 +8,11 @@ import base64
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Pair:
 
     def seal(self, subject: str, body: bytes) -> dict[str, str]:
         """The header that shows who wrote a message, and that it is for this subject."""
-        signature = nkeys.from_seed(bytearray(self.seed.encode())).sign(_essence(subject, body))
+        signature = _signer(self.seed).sign(_essence(subject, body))
         return {SEAL: base64.b64encode(signature).decode()}
 
 
@@ -61,11 +62,23 @@ def is_sealed(public: str | None, message: Any) -> bool:
     if public is None:
         return False
     try:
-        key = nacl.signing.VerifyKey(base64.b32decode(public + "=" * (-len(public) % 8))[1:33])
-        key.verify(_essence(message.subject, message.data), base64.b64decode((message.headers or {}).get(SEAL, "")))
+        _verifier(public).verify(
+            _essence(message.subject, message.data), base64.b64decode((message.headers or {}).get(SEAL, ""))
+        )
     except (nacl.exceptions.CryptoError, ValueError, TypeError):
         return False
     return True
+
+
+@functools.cache
+def _signer(seed: str) -> nkeys.KeyPair:
+    """Made once: reading a key takes longer than signing with it."""
+    return nkeys.from_seed(bytearray(seed.encode()))
+
+
+@functools.lru_cache(10_000)
+def _verifier(public: str) -> nacl.signing.VerifyKey:
+    return nacl.signing.VerifyKey(base64.b32decode(public + "=" * (-len(public) % 8))[1:33])
 
 
 def _essence(subject: str, body: bytes) -> bytes:
@@ -129,15 +142,22 @@ class Ring:
         """When it was written last."""
         return self._path.stat().st_mtime
 
-    def invite(self, name: str, authority: str | None = None) -> Credentials:
-        """Credentials of a new worker, or new ones of a worker whose old ones were revoked."""
+    def invite(
+        self, name: str, authority: str | None = None, keep: Callable[[Credentials], None] = lambda made: None
+    ) -> Credentials:
+        """Credentials of a new worker, or new ones of a worker whose old ones were revoked.
+
+        They count once `keep` has them: an invitation that could not be written would take a place in vain.
+        """
         names_of([name])
         if self.places.get(name) is not None:
             raise SojournError(f"{name} was invited already; choose another name, or revoke it first.")
         pair = Pair.new()
+        made = Credentials(name, pair.seed, self.server.public, authority)
+        keep(made)
         self.places[name] = pair.public
         self._save()
-        return Credentials(name, pair.seed, self.server.public, authority)
+        return made
 
     def revoke(self, name: str) -> None:
         if self.places.get(name) is None:

@@ -7,8 +7,8 @@ fetches chunk after chunk by plain requests, so it holds what it has and one chu
 ready for, and it needs no right to create anything.
 
 A parcel is there once its description is, which is written last; chunks without one are of a writer that was cut off,
-and the next to write takes them away, as they would fill the bucket for good. A parcel that is there is not put
-again: who does a task twice has the same to say.
+and are taken away before the next parcel is written, as they would fill the bucket for good: a bucket has one writer,
+which writes one parcel at a time. A parcel that is there is not put again: who does a task twice has the same to say.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ _CHUNK_BYTES = 1 << 20
 _AT_ONCE = 4  # chunks on their way to the broker's disk
 _WAIT_SECONDS = 0.5
 MODELS = "models"
+_NOT_THERE = (NotFoundError, BucketNotFoundError, ObjectNotFoundError, BadObjectMetaError)
 
 
 def uploads_bucket(worker: str) -> str:
@@ -46,11 +47,16 @@ async def make_bucket(stream: Any, name: str, max_bytes: int) -> None:
         await stream.create_object_store(name, storage=StorageType.FILE, max_bytes=max_bytes)
 
 
-async def put(stream: Any, bucket: str, name: str, content: Sequence[Buffer], keep: Collection[str] = ()) -> None:
-    """Puts a parcel; waits while its bucket is full or the broker away. What is not to be kept is taken away first."""
+async def put(
+    stream: Any, bucket: str, name: str, content: Sequence[Buffer], keep: Collection[str] | None = None
+) -> None:
+    """Puts a parcel; waits while its bucket is full or the broker away.
+
+    Parcels that are not to be kept are taken away first: none if nothing is said.
+    """
     while True:
         try:
-            if name in await sweep(stream, bucket, {name, *keep}):
+            if name in await sweep(stream, bucket, None if keep is None else {name, *keep}):
                 return
             if await _has_room(stream, bucket, sum(map(len, content))):
                 await _write(stream, bucket, name, content)
@@ -124,7 +130,7 @@ async def get(stream: Any, bucket: str, name: str, max_bytes: int, expected: str
     try:
         store = await stream.object_store(bucket)
         info = await store.get_info(name)
-    except (NotFoundError, BucketNotFoundError, ObjectNotFoundError, BadObjectMetaError):
+    except _NOT_THERE:
         raise Gone("its parcel is not there") from None
     if type(info.size) is not int or not 0 <= info.size <= max_bytes:
         raise Rejected("its parcel is larger than was asked for")
@@ -147,17 +153,21 @@ async def get(stream: Any, bucket: str, name: str, max_bytes: int, expected: str
 
 
 async def drop(stream: Any, bucket: str, name: str) -> None:
-    """Takes a parcel away, if it is there, and leaves nothing of it: not even that it was there."""
-    with contextlib.suppress(*TROUBLE, NotFoundError, BadObjectMetaError, APIError):
+    """Takes a parcel away, if it is there, and leaves nothing of it: not even that it was there.
+
+    Its description goes last: whoever is cut off between the two finds it again.
+    """
+    with contextlib.suppress(*_NOT_THERE):
         info = await (await stream.object_store(bucket)).get_info(name)
-        for subject in (_about_subject(bucket, name), _chunk_subject(bucket, str(info.nuid))):
+        for subject in (_chunk_subject(bucket, str(info.nuid)), _about_subject(bucket, name)):
             await stream.purge_stream(f"OBJ_{bucket}", subject=subject)
 
 
-async def sweep(stream: Any, bucket: str, keep: Collection[str]) -> set[str]:
-    """Takes away all parcels but these, and chunks that belong to none; returns the parcels that are there."""
+async def sweep(stream: Any, bucket: str, keep: Collection[str] | None = None) -> set[str]:
+    """Takes away chunks that belong to no parcel, and all parcels but those to keep; returns those that are there."""
     there = await _subjects(stream, bucket)
-    left = {name for name in keep if _about_subject(bucket, name) in there}
+    left = _names_among(there, bucket)
+    left = left if keep is None else left & set(keep)
     wanted, tokens = ({subject(bucket, name) for name in left} for subject in (_about_subject, _chunk_subject))
     for subject in there - wanted:
         if subject.rpartition("-")[0] not in tokens:
@@ -185,10 +195,12 @@ def _told(digest: Any) -> str:
 async def names(stream: Any, bucket: str) -> list[str]:
     """The parcels that are in a bucket; none if there is no bucket."""
     try:
-        about = _about_subject(bucket, "")
-        found = [
-            subject.removeprefix(about) for subject in await _subjects(stream, bucket) if subject.startswith(about)
-        ]
-        return sorted(base64.urlsafe_b64decode(name).decode() for name in found)
+        return sorted(_names_among(await _subjects(stream, bucket), bucket))
     except NotFoundError:
         return []
+
+
+def _names_among(subjects: Collection[str], bucket: str) -> set[str]:
+    about = _about_subject(bucket, "")
+    found = (subject.removeprefix(about) for subject in subjects if subject.startswith(about))
+    return {base64.urlsafe_b64decode(name).decode(errors="replace") for name in found}

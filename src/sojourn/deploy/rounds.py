@@ -31,6 +31,7 @@ class InRounds(Book):
     """Cohorts, minimum reports, deadlines."""
 
     unit = "rounds"
+    kept = (*Book.kept, "round", "position", "began", "earlier")
 
     def __init__(
         self, federation: Federation, algorithm: Algorithm, place: Path, rules: Rules, *, of: int, seed: int = 0,
@@ -42,7 +43,6 @@ class InRounds(Book):
         self._check(algorithm, rules, federation.num_clients)
         self.round, self.position, self.began = 0, 0, 0.0
         self.earlier: list[int] = []  # who answered the last exchange of this round that went to its cohort
-        self.excluded: set[int] = set()  # those who are asked no more
         super().__init__(federation, algorithm, place, rules, of=of, seed=seed)
         self._aggregate = jax.jit(
             lambda a, name, server, up, context: Trips.of(a)[name].aggregate(server, up, context), static_argnums=1
@@ -166,14 +166,12 @@ class InRounds(Book):
         return list(self.out.values())
 
     def exclude(self, client: int) -> None:
-        """A worker that is not trusted: its answers are not waited for any more."""
         first = any(exchange.who is Who.FIRST for exchange in self.trips.exchanges.values())
         if self.algorithm.needs_everyone() or (first and client == 0):
             raise SojournError(
-                f"{self.algorithm.title} is only right when everyone takes part, and client {client} sends "
-                "what cannot be used; the run cannot go on."
+                f"{self.algorithm.title} cannot do without client {client}, which takes part no more; the run ends."
             )
-        self.excluded.add(client)
+        super().exclude(client)
         left = self.num_clients - len(self.excluded)
         self.algorithm.check(World(self.num_clients, min(self.cohort, left)))
 
@@ -197,7 +195,10 @@ class InRounds(Book):
         return HELD
 
     def _weight(self, client: int) -> float:
+        """By samples where they were told: shares of all would change whenever somebody new tells its own."""
         given = self.clients.counted(self.algorithm.weighting)
+        if given is not None and any(number is not None for number in self.samples):
+            given = self.clients.sizes
         return 1.0 if given is None else float(given[client])
 
     def close(self, now: float) -> bool:
@@ -250,18 +251,6 @@ class InRounds(Book):
         if not self._closing and self.position >= len(self.trips.phase(self.exchange.split(".")[0])):
             self.round, self.position, self.earlier = self.round + 1, 0, []
         self._clear()
-
-    # --- the disk ------------------------------------------------------------------------------------------------
-
-    def _book(self) -> dict[str, Any]:
-        own = {"round": self.round, "position": self.position, "began": self.began, "earlier": self.earlier,
-               "excluded": sorted(self.excluded)}  # fmt: skip
-        return {**super()._book(), **own}
-
-    def _open(self, book: dict[str, Any]) -> None:
-        super()._open(book)
-        self.round, self.position, self.began = book["round"], book["position"], book["began"]
-        self.earlier, self.excluded = book["earlier"], set(book["excluded"])
 
 
 def add_scaled(total: np.ndarray, a: np.ndarray, weight: float) -> None:

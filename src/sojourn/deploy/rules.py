@@ -18,6 +18,9 @@ class Rules(Table):
     min_workers: Annotated[int | None, Field(ge=1, description="present before the start; all if left out")] = None
     timeout: Annotated[Seconds, Field(description="seconds until a task is given up and given to another")] = 600.0
     concurrency: Annotated[int | None, Field(ge=1, description="tasks at a time; asynchronous only")] = None
+    ahead: Annotated[
+        int, Field(ge=0, le=7, description="tasks that wait with a worker beside the one at work; asynchronous only")
+    ] = 0  # fmt: skip
     max_staleness: Annotated[int | None, Field(ge=0, description="beyond it uploads are dropped")] = None
     min_reports: Annotated[int | None, Field(ge=1, description="that a round needs; all if left out")] = None
     deadline: Annotated[Seconds | None, Field(description="seconds after which min_reports are enough")] = None

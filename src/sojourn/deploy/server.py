@@ -3,7 +3,8 @@
 After every batch of uploads: take, close what is complete, hand out, commit to disk, publish the new tasks,
 acknowledge the uploads that the model on disk contains. A kill between any two of these loses nothing: what was not
 committed is delivered again, what was committed and is delivered again is known as a duplicate, and tasks that were
-committed and not published start from the model in the book.
+committed and not published start from the model in the book. While the broker writes the new tasks to its disk, the
+next batch is taken; it is not committed before they are there.
 """
 
 import asyncio
@@ -17,28 +18,34 @@ from typing import Any
 
 import jax
 import numpy as np
-from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import NotFoundError
 
 from sojourn.core.errors import SojournError
 from sojourn.deploy import parcels
 from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, REJECTED, Book, Task, read_log
-from sojourn.deploy.broker import SERVER, TASKS, TROUBLE, UPLOADS, connected, inbox, lasting, task_subject
+from sojourn.deploy.broker import (
+    MAX_PAYLOAD,
+    SERVER,
+    TASKS,
+    TROUBLE,
+    UPLOADS,
+    connected,
+    inbox,
+    lasting,
+    task_subject,
+)
 from sojourn.deploy.keys import Pair, is_sealed
 from sojourn.deploy.snapshot import LOST_AFTER, Tally, Worker, snapshot_of
 from sojourn.deploy.status import ENDED
+from sojourn.deploy.streams import BATCH, UPLOADS_INBOX, deliver_tasks, deliver_uploads, make_streams
 from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, pieces, whole, words_of
 from sojourn.deploy.worker import OVER, START, UPLOAD_WORDS
 from sojourn.traces.trace import LOST, TIMED_OUT
 
 IGNORED = "ignored"  # a message that its sender did not seal
-_BATCH = 64  # uploads that are taken before the book is written
 _AT_ONCE = 16  # tasks on their way to the broker's disk
-_AGAIN_AFTER = 10.0  # seconds until the broker delivers again what was not acknowledged
 _LOOK_SECONDS = 1.0  # how often new invitations are looked for
 _HOLD_SECONDS = 4.0  # how often the broker is told that held uploads are in good hands
 _FAREWELL_SECONDS = 60.0  # those who train hear it when they are through
-_UPLOADS_WAITING, _TASKS_WAITING = 8, 64  # messages of one worker at the broker
 _MAX_HELLO = 1 << 12  # bytes
 
 
@@ -70,9 +77,10 @@ class Server:
         self._evaluate, self._eval_every, self._roster, self._told = evaluate, eval_every, roster, told
         self.tally = Tally(label, time.time(), privacy=spent(book.done))
         self.ready = False  # whether streams are there and uploads are taken
-        self.stopping = asyncio.Event()
+        self.stopping, self._broker_is_back = asyncio.Event(), asyncio.Event()
         self._held: list[Receipt] = []  # uploads that were taken and are not in a model on disk yet
         self._digests: dict[str, str] = {}  # of the models that this server put into the broker's store
+        self._sending: asyncio.Future[Any] | None = None  # tasks on their way to the broker's disk
         self._ended: float | None = None
         self._spent = spent
         self._recall()
@@ -95,6 +103,7 @@ class Server:
             worker = Worker(name, len(self.workers))
             worker.rejected = self.book.rejected[worker.client]
             worker.quarantined = worker.rejected >= self.rules.max_rejected
+            worker.revoked = worker.client in self.book.excluded and not worker.quarantined
             self.workers[name] = self.by_client[worker.client] = worker
 
     @property
@@ -111,22 +120,25 @@ class Server:
 
     async def run(self, url: str, seed: str, tls: ssl.SSLContext | None = None, patience: float = 30.0) -> None:
         self._pair = Pair.of(seed)
-        connection = await connected(url, SERVER, seed, tls, patience)
-        if connection.max_payload < 2 * parcels.INLINE_BYTES:
-            raise SojournError(f"the broker takes messages of {connection.max_payload} bytes; set its max_payload to "
-                               f"{2 * parcels.INLINE_BYTES}.")  # fmt: skip
+        connection = await connected(url, SERVER, seed, tls, patience, self._broker_is_back.set)
         try:
+            if connection.max_payload < MAX_PAYLOAD:
+                raise SojournError(
+                    f"the broker takes messages of {connection.max_payload} bytes; set its max_payload to "
+                    f"{MAX_PAYLOAD}."
+                )
             self.stream = connection.jetstream()
             await lasting(self._make_streams)
+            queue: asyncio.Queue[Any] = asyncio.Queue()
+            await connection.subscribe(UPLOADS_INBOX, cb=queue.put)
+            await lasting(self._make_consumers)
             await connection.subscribe("sojourn.hello.*", cb=self._on_hello)
             await connection.subscribe("sojourn.alive.*", cb=self._on_alive)
-            queue: asyncio.Queue[Any] = asyncio.Queue()
-            config = (await lasting(self.stream.consumer_info, UPLOADS, SERVER)).config
-            await self.stream.subscribe_bind(UPLOADS, config, SERVER, cb=queue.put, manual_ack=True)
             await self._measure()
             await self._publish(self.book.unpublished())
             self.ready = True
             await self._until_over(queue)
+            await self._published()
             await self._farewell()
         finally:
             with contextlib.suppress(*TROUBLE):
@@ -135,6 +147,7 @@ class Server:
     async def _until_over(self, queue: "asyncio.Queue[Any]") -> None:
         since = held_at = looked_at = time.monotonic()
         while not self.book.over and not self.stopping.is_set():
+            await self._take_up()
             await self._step(queue)
             self.book.seconds += time.monotonic() - since
             since = time.monotonic()
@@ -148,14 +161,11 @@ class Server:
 
     async def _step(self, queue: "asyncio.Queue[Any]") -> None:
         messages, done, closed, changed = await _waiting(queue), self.book.done, False, False
-        settled = []
+        settled: list[Receipt] = []
         for message in messages:
             verdict, receipt = await self._take(message)
             message.data = b""
-            if verdict == HELD:
-                self._held.append(receipt)
-            elif verdict != AGAIN:  # of those the first delivery is still held
-                settled.append(receipt)
+            (self._held if verdict in (HELD, AGAIN) else settled).append(receipt)
             changed = changed or verdict not in (HELD, AGAIN, DUPLICATE, IGNORED)
             closed = self.book.close(time.time()) or closed
         closed = self.book.close(time.time()) or closed
@@ -163,7 +173,8 @@ class Server:
         new = self._assign()
         if self.book.done // self._eval_every > done // self._eval_every or self.book.over:
             await self._measure()
-        if changed or closed or given_up or new:
+        if changed or closed or given_up or new or self.book.unsaved:
+            await self._published()
             await asyncio.to_thread(self.book.commit)
         await self._publish(new)
         if not self.book.holding:
@@ -186,7 +197,7 @@ class Server:
             worker = self.by_client.get(task.client)
             silent = worker is None or now - max(worker.seen, task.handed_out, self.tally.started) > LOST_AFTER
             late = now - task.handed_out > self.rules.timeout
-            untrusted = worker is not None and worker.quarantined
+            untrusted = worker is not None and not worker.trusted
             if (silent or late or untrusted) and not self.book.has_answered(task.client):
                 self.book.give_up(task.number, TIMED_OUT if late else LOST)
                 gone = True
@@ -197,7 +208,7 @@ class Server:
     async def _take(self, message: Any) -> tuple[str, Receipt]:
         name = message.subject.rsplit(".", 1)[-1]
         worker, receipt = self.workers.get(name), Receipt(message, name)
-        if worker is None or worker.quarantined or not is_sealed(self.keys.get(name), message):
+        if worker is None or not worker.trusted or not is_sealed(self.keys.get(name), message):
             return IGNORED, receipt  # nobody is to blame: the broker can be made to put its replies here
         worker.seen, number = time.time(), -1
         try:
@@ -227,7 +238,7 @@ class Server:
         name, task = words["exchange"], self.book.out.get(number)
         if name not in self.book.trips.exchanges:
             raise Rejected("it is of an exchange that the method does not have")
-        schema = self.book.trips.upload_schema(name)
+        schema = self.book.trips.upload_schemas[name]
         if task is not None and task.exchange != name:
             raise Rejected("it answers another exchange than its task")
         if words["parcel"]:
@@ -250,19 +261,21 @@ class Server:
         task = self.book.out.get(number)
         if task is not None and task.client == worker.client and not self.book.has_answered(worker.client):
             self.book.give_up(number, LOST)
-        if worker.rejected >= self.rules.max_rejected:
-            self._exclude(worker)
-
-    def _exclude(self, worker: Worker) -> None:
-        if not worker.quarantined:
+        if worker.rejected >= self.rules.max_rejected and not worker.quarantined:
             worker.quarantined = True
             self.book.exclude(worker.client)
 
+    def _revoke(self, worker: Worker, revoked: bool) -> None:
+        """An invitation was taken back, or given anew."""
+        worker.revoked = revoked
+        if not worker.quarantined:
+            (self.book.exclude if revoked else self.book.readmit)(worker.client)
+
     async def _acknowledge(self, receipt: Receipt) -> None:
-        with contextlib.suppress(*TROUBLE):
+        with contextlib.suppress(*TROUBLE):  # it comes again, is known as a duplicate and acknowledged then
+            if receipt.parcel is not None:
+                await parcels.drop(self.stream, parcels.uploads_bucket(receipt.worker), receipt.parcel)
             await receipt.message.ack()
-        if receipt.parcel is not None:
-            await parcels.drop(self.stream, parcels.uploads_bucket(receipt.worker), receipt.parcel)
 
     async def _keep_held(self) -> None:
         for receipt in self._held:
@@ -272,7 +285,7 @@ class Server:
     # --- tasks ---------------------------------------------------------------------------------------------------
 
     async def _publish(self, tasks: list[Task]) -> None:
-        """All of them have reached the broker's disk before anything else is applied."""
+        """Sends tasks of the model as it is now. The last few may be on their way: `_published` waits for them."""
         downs: dict[str, Any] = {}
         for first in range(0, len(tasks), _AT_ONCE):
             bodies = []
@@ -280,7 +293,14 @@ class Server:
                 if task.exchange not in downs:
                     downs[task.exchange] = jax.tree.map(np.asarray, self.book.down(task.exchange))
                 bodies.append((task, await self._body(task, downs[task.exchange])))
-            await asyncio.gather(*(self._send(task, body) for task, body in bodies))
+            await self._published()
+            self._sending = asyncio.gather(*(self._send(task, body) for task, body in bodies))
+
+    async def _published(self) -> None:
+        """All tasks that were handed out have reached the broker's disk."""
+        if self._sending is not None:
+            await self._sending
+            self._sending = None
 
     async def _body(self, task: Task, down: Any) -> bytes:
         words = {"task": str(task.number), "exchange": task.exchange, "memory": str(task.memory), "parcel": "",
@@ -314,35 +334,25 @@ class Server:
     # --- streams and people --------------------------------------------------------------------------------------
 
     async def _make_streams(self) -> None:
-        kept: dict[str, Any] = {
-            "retention": RetentionPolicy.WORK_QUEUE, "storage": StorageType.FILE,
-        }  # fmt: skip
-        tasks = StreamConfig(
-            name=TASKS,
-            subjects=["sojourn.task.*"],
-            max_msgs_per_subject=_TASKS_WAITING,
-            discard=DiscardPolicy.OLD,
-            **kept,
-        )
-        uploads = StreamConfig(  # a worker cannot fill the disk
-            name=UPLOADS, subjects=["sojourn.upload.*"], max_msgs_per_subject=_UPLOADS_WAITING,
-            discard=DiscardPolicy.NEW, discard_new_per_subject=True, **kept,
-        )  # fmt: skip
-        for config in (tasks, uploads):
-            try:
-                await self.stream.stream_info(config.name)
-            except NotFoundError:
-                await self.stream.add_stream(config)
-        await _consumer(self.stream, UPLOADS, SERVER, None, f"{inbox(SERVER)}.{UPLOADS}", 4 * self.book.num_clients)
+        await make_streams(self.stream)
         if self._largest() > parcels.INLINE_BYTES:
             room = 2 * self._largest() + (64 << 20)
             await parcels.make_bucket(self.stream, parcels.MODELS, room * (2 + self.book.num_clients))
             await parcels.sweep(self.stream, parcels.MODELS, self._wanted_models())
+
+    async def _make_consumers(self) -> None:
+        await deliver_uploads(self.stream, self.book.num_clients)
         for worker in self.workers:
             await self._make_way(worker)
 
+    async def _take_up(self) -> None:
+        """Goes on with a broker that was away."""
+        if self._broker_is_back.is_set():
+            self._broker_is_back.clear()
+            await lasting(self._make_consumers)
+
     async def _make_way(self, worker: str) -> None:
-        await _consumer(self.stream, TASKS, worker, task_subject(worker))
+        await deliver_tasks(self.stream, worker)
         if self._largest() > parcels.INLINE_BYTES:
             await parcels.make_bucket(self.stream, parcels.uploads_bucket(worker), 2 * self._largest() + (64 << 20))
 
@@ -357,8 +367,8 @@ class Server:
             if name not in self.workers and len(self.workers) < self.book.num_clients:
                 self._enlist(name)
                 await lasting(self._make_way, name)
-            elif key is None and name in self.workers:  # revoked
-                self._exclude(self.workers[name])
+            elif name in self.workers and (key is None) != self.workers[name].revoked:
+                self._revoke(self.workers[name], key is None)
         with contextlib.suppress(*TROUBLE):
             info = await self.stream.consumer_info(UPLOADS, SERVER)
             self.tally.queue = (info.num_pending or 0) + (info.num_ack_pending or 0)
@@ -412,9 +422,10 @@ class Server:
         if not self.book.over:
             return
         for name in self.workers:
-            await self._tell(name, encode(OVER, {}))
+            await self._tell(name, OVER)
         until = time.monotonic() + _FAREWELL_SECONDS
         while time.monotonic() < until:
+            await self._take_up()
             there = [worker.name for worker in self.workers.values() if worker.present(time.time())]
             infos = [await lasting(self.stream.consumer_info, TASKS, name) for name in there]
             if not any((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos):
@@ -455,16 +466,6 @@ async def _waiting(queue: "asyncio.Queue[Any]") -> list[Any]:
         found = [await asyncio.wait_for(queue.get(), 0.25)]
     except TimeoutError:
         return []
-    while len(found) < _BATCH and not queue.empty():
+    while len(found) < BATCH and not queue.empty():
         found.append(queue.get_nowait())
     return found
-
-
-async def _consumer(
-    stream: Any, name: str, durable: str, subject: str | None, deliver_to: str | None = None, in_hand: int = 1
-) -> None:
-    config = ConsumerConfig(
-        durable_name=durable, filter_subject=subject, ack_policy=AckPolicy.EXPLICIT, ack_wait=_AGAIN_AFTER,
-        max_ack_pending=max(2 * _BATCH, in_hand), deliver_subject=deliver_to,
-    )  # fmt: skip
-    await stream.add_consumer(name, config)

@@ -27,10 +27,15 @@ class Worker:
     rejected: int = 0
     last: str = ""
     staleness: int | None = None
-    quarantined: bool = False
+    quarantined: bool = False  # it sent too much that could not be used
+    revoked: bool = False  # its invitation was taken back
+
+    @property
+    def trusted(self) -> bool:
+        return not (self.quarantined or self.revoked)
 
     def present(self, now: float) -> bool:
-        return self.joined and not self.quarantined and now - self.seen < LOST_AFTER
+        return self.joined and self.trusted and now - self.seen < LOST_AFTER
 
 
 @dataclasses.dataclass

@@ -41,8 +41,33 @@ def _plain(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if is_key else leaf
 
 
+def arrays_of(state: Any) -> list[np.ndarray]:
+    """A state's numbers, in the order of its leaves."""
+    return [np.asarray(_plain(leaf)) for leaf in jax.tree.leaves(state)]
+
+
+def state_of(arrays: list[np.ndarray], template: Any) -> Any:
+    """The state with these numbers, shaped like `template`."""
+    leaves, structure = jax.tree.flatten(template)
+    return jax.tree.unflatten(structure, [_restore(a, leaf) for a, leaf in zip(arrays, leaves, strict=True)])
+
+
+def damage(path: Path, how: str) -> SojournError:
+    return SojournError(
+        f"the checkpoint {path} is damaged ({how}); it was left as it is: restore it from a copy, or start again in "
+        "another --out."
+    )
+
+
+def another_run(path: Path) -> SojournError:
+    return SojournError(
+        f"the checkpoint {path} belongs to another run (other data, loss, method, seed or placement); it was left: "
+        "resume with the configuration it was made with, or choose another --out."
+    )
+
+
 def save_state(path: Path, state: Any, identity: str) -> None:
-    leaves = [np.asarray(_plain(leaf)) for leaf in jax.tree.leaves(state)]
+    leaves = arrays_of(state)
     meta = json.dumps({"format": _FORMAT, "identity": identity, "leaves": len(leaves)})
 
     def write(beside: Path) -> None:
@@ -55,22 +80,19 @@ def save_state(path: Path, state: Any, identity: str) -> None:
 
 def load_state(path: Path, template: Any, identity: str) -> Any:
     """The saved state, shaped like `template`. Damage and other runs' files are told apart, and left as they are."""
-    leaves, structure = jax.tree.flatten(template)
     try:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as saved:  # NumPy leaves a bad file open
             meta = json.loads(str(saved["meta"]))
             arrays = [saved[f"leaf{i}"] for i in range(meta["leaves"])]
     except Exception as error:  # a flipped byte can make zip and NumPy raise almost anything
-        raise SojournError(
-            f"the checkpoint {path} is damaged ({type(error).__name__}); it was left as it is: "
-            "restore it from a copy, or start again in another --out."
-        ) from error
-    if meta.get("format") != _FORMAT or meta.get("identity") != identity or len(arrays) != len(leaves):
-        raise SojournError(
-            f"the checkpoint {path} belongs to another run (other data, loss, method, seed or placement); it was left: "
-            "resume with the configuration it was made with, or choose another --out."
-        )
-    return jax.tree.unflatten(structure, [_restore(a, leaf) for a, leaf in zip(arrays, leaves, strict=True)])
+        raise damage(path, type(error).__name__) from error
+    if (
+        meta.get("format") != _FORMAT
+        or meta.get("identity") != identity
+        or len(arrays) != len(jax.tree.leaves(template))
+    ):
+        raise another_run(path)
+    return state_of(arrays, template)
 
 
 def check_same_engine(out: Path, before: str | None, now: str) -> None:

@@ -188,9 +188,9 @@ def context_of(
     everyone = number == clients.num_clients
     share = number / clients.num_clients if given is None or everyone else jnp.sum(given[ids]) / jnp.sum(given)
     stacked = weights if exchange.reduce == "stack" else None
-    return Context(
-        round, clients.num_clients, number, share, weights=stacked, key=server_key(round_key, exchange.purpose, place)
-    )
+    evenness = 1.0 if given is None else 1 / (number * jnp.sum(weights**2))
+    key = server_key(round_key, exchange.purpose, place)
+    return Context(round, clients.num_clients, number, share, weights=stacked, key=key, evenness=evenness)
 
 
 Visit = Callable[[jax.Array, Any], tuple[Any, Any, Info, jax.Array, Trail | None]]

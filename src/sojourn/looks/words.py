@@ -22,6 +22,10 @@ METRIC_TITLES = {
     "distance_to_mean_optimum": "Distance to the mean of the clients' optima",
     "distance_to_fixed_point": "Distance to the fixed point",
     "model_norm": "Norm of the model",
+    "tuned_step_size": "Step size, tuned",
+    "tuned_local_steps": "Local steps, tuned",
+    "consensus_slope": "Growth of the consensus error inside a round (1: noise, 2: drift)",
+    "drift_ratio": "Drift ratio",
 }
 SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 NONE = "–"

@@ -130,6 +130,27 @@ class FiniteData(Objective):
     def _arguments(self, z: Any) -> tuple[Any, ...]:
         return z if self.stochastic else (z,)
 
+    def still(self, z: Any) -> Any:
+        return z[:1] if self.stochastic else z
+
+    def moments(self, view: Any) -> tuple[jax.Array, jax.Array] | None:
+        """Rows that are a sequence begin with features, as those of the supervised problems do."""
+        if not isinstance(self.rows, Sequence) or len(jax.tree.leaves(self.rows)) < 2:
+            return None
+        features = jax.tree.leaves(self.rows)[0]
+        if features.ndim < 2:
+            return None
+        offset, length = view
+
+        def add(place: jax.Array, sums: Any) -> Any:
+            row = _take(features, offset + place if self.order is None else _take(self.order, offset + place))
+            row = jnp.ravel(row).astype(jnp.result_type(float))
+            return sums[0] + row, sums[1] + row**2
+
+        zero = jnp.zeros(int(np.prod(features.shape[1:])), jnp.result_type(float))
+        first, second = jax.lax.fori_loop(0, length, add, (zero, zero))
+        return first / length, second / length
+
     def full_value(self, x: Any, view: Any) -> jax.Array:
         offset, length = view
         if self._whole and self.order is not None:

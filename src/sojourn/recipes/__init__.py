@@ -4,6 +4,7 @@ from typing import Any
 
 from sojourn.core.errors import unknown_name
 from sojourn.recipes import (
+    advise_study,
     crossover,
     fed_lamb_2,
     fed_lamb_3,
@@ -70,6 +71,7 @@ RECIPES: dict[str, Recipe] = {
         fedasync.FIGURE_4,
         stragglers.TAILS,
         stragglers.MIXING,
+        advise_study.RECIPE,
     )
 }
 

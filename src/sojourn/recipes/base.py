@@ -23,6 +23,7 @@ from sojourn.report import Section, render
 from sojourn.sweeping import Setting, sweep_settings
 
 CLAIMS_FILE = "claims.json"
+SECONDS_FILE = "seconds.txt"
 ENVIRONMENT_FILE = "environment.json"  # versions, device and commit behind the claims
 Maker = Literal["paper", "correction", "check"]
 
@@ -84,6 +85,25 @@ class Findings:
     tables: Sequence[Table] = ()
 
 
+class Clock:
+    """How long a reproduction has taken, with what it took before it was stopped or killed."""
+
+    def __init__(self, place: Path | None = None, resume: bool = False) -> None:
+        self._file = None if place is None else place / SECONDS_FILE
+        before = float(self._file.read_text()) if resume and self._file and self._file.is_file() else 0.0
+        self._began = time.perf_counter() - before
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def note(self) -> None:
+        """For whoever takes it up from here."""
+        if self._file is not None:
+            text = f"{self.seconds:.2f}\n"
+            write_atomically(self._file, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Bench:
     """Where a recipe is carried out: its scale's numbers, and runs that are kept and shown."""
@@ -92,6 +112,7 @@ class Bench:
     out: Path | None = None
     resume: bool = False
     progress: bool | None = None
+    clock: Clock = dataclasses.field(default_factory=Clock)
 
     def inside(self, name: str) -> "Bench":
         """The same, in a folder of its own."""
@@ -103,6 +124,7 @@ class Bench:
         place = self.inside(name).out
         kept: dict[str, Any] = {"out": place, "resume": self.resume, "label": name, "progress": self.progress}
         history = sweep_settings(None, settings, rounds, **kept, **how)
+        self.clock.note()
         if history.status == "stopped":
             raise KeyboardInterrupt  # half a sweep has no verdict
         return history
@@ -216,24 +238,18 @@ def carry_out(
     if scale not in recipe.scales:
         raise unknown_name("scale", scale, recipe.scales)
     place = None if out is None else Path(out)
-    since = time.perf_counter()
-    before = _seconds_before(place) if resume else 0.0
-    findings = recipe.carry_out(Bench(recipe.scales[scale], place, resume, progress))
+    clock = Clock(place, resume)
+    findings = recipe.carry_out(Bench(recipe.scales[scale], place, resume, progress, clock))
     _check(recipe, findings)
     scaled = recipe.scales[scale].get("scaled", "")
     findings = dataclasses.replace(
         findings, claims=[dataclasses.replace(claim, scaled=scaled) for claim in findings.claims]
     )
-    done = Reproduction(recipe, scale, findings, before + time.perf_counter() - since)
+    done = Reproduction(recipe, scale, findings, clock.seconds)
     if place is not None:
         done.save(place)
+        clock.note()
     return done
-
-
-def _seconds_before(place: Path | None) -> float:
-    """What a finished reproduction took before it was taken up again."""
-    kept = None if place is None else place / CLAIMS_FILE
-    return float(json.loads(kept.read_text(encoding="utf-8"))["seconds"]) if kept and kept.is_file() else 0.0
 
 
 def _check(recipe: Recipe, findings: Findings) -> None:

@@ -179,5 +179,31 @@ def boxes(rows: Sequence[Mapping[str, Any]], *, x: str, y: str) -> Spec:
     }
 
 
+def dots(
+    rows: Sequence[Mapping[str, Any]], *, x: str, y: str, guides: Sequence[float] = (), log_y: bool = False
+) -> Spec:
+    """A dot for every row (x, y, of, what), side by side by x and coloured by `of`; `hollow` ones are outlined."""
+    places, hues = (list(dict.fromkeys(row[name] for row in rows)) for name in ("x", "of"))
+    height = {"type": "quantitative", "title": y, "scale": {"type": "log", "nice": False} if log_y else {"zero": False}}
+    color = {"field": "of", "type": "nominal", "title": None, "scale": _colors(hues), "legend": _LEGEND}
+    across = {"field": "x", "type": "nominal", "title": x or None, "sort": places,
+              "axis": {"labelAngle": 0, "labelLimit": 110, "labelExpr": "split(datum.label, ', ')"}}  # fmt: skip
+    tip = [{"field": "what", "title": "federation"}, {"field": "of"}, {"field": "y", "type": "quantitative"}]
+    filled = {"condition": {"test": "datum.hollow", "value": 0.0}, "value": 0.7}
+    return {
+        "data": {"values": [{**row, "aside": (0.618 * i) % 1 - 0.5} for i, row in enumerate(rows)]},
+        "layer": [
+            {"data": {"values": [{"at": guide} for guide in guides]}, "mark": {"type": "rule", "strokeDash": [4, 4],
+             "color": "#888"}, "encoding": {"y": {**height, "field": "at"}}},
+            {"mark": {"type": "circle", "size": 34, "stroke": None, "tooltip": True},
+             "encoding": {"x": across, "xOffset": {"field": "aside", "type": "quantitative"},
+                          "y": {**height, "field": "y"}, "color": color, "fillOpacity": filled,
+                          "stroke": {**color, "legend": None}, "tooltip": tip}},
+        ],
+        "width": "container",
+        "height": 360,
+    }  # fmt: skip
+
+
 def _colors(names: Sequence[str]) -> Spec:
     return {"domain": list(names), "range": [PALETTE[i % len(PALETTE)] for i in range(len(names))]}

@@ -27,6 +27,7 @@ from sojourn.report.runs import History, Run, main_metric, metrics_of, ranked, s
 from sojourn.report.start import redeal_note, start_html
 from sojourn.report.sweep import sweep_charts
 from sojourn.report.timeline import time_charts, time_html
+from sojourn.report.tuning import tuning_html
 from sojourn.report.vectors import vector_charts
 
 MAX_DIFFERENCES = 15  # rows of the table of settings that differ
@@ -84,7 +85,7 @@ def render(
     labels = [_Figure(f"labels-{i}", title, spec) for i, (title, spec) in enumerate(label_charts(histories))]
     times = [_Figure(f"time-{i}", title, spec) for i, (title, spec) in enumerate(time_charts(histories))]
     theory, broken = section_html(shown, metrics_of(shown)) if runs else ("", [])
-    own = [*_theory(theory, broken), *_guards(shown), *_beginnings(histories)]
+    own = [*_theory(theory, broken), *_guards(shown), *_tuning(shown), *_beginnings(histories)]
     extra = [_section(number, section) for number, section in enumerate([*own, *sections])]
     charts = [*curves, *vectors, *sweeps, *labels, *times, *(entry["figure"] for entry in extra if entry["figure"])]
     html = template("report", "page.html.jinja").render(
@@ -129,6 +130,13 @@ def _guards(shown: Sequence[Run]) -> list[Section]:
     return [Section("Guards and privacy", made, guards_note(shown))] if made else []
 
 
+def _tuning(shown: Sequence[Run]) -> list[Section]:
+    """What self-tuned runs decided."""
+    made = tuning_html(shown)
+    note = "A round is played with the numbers that were decided after the one before it."
+    return [Section("What the runs tuned", made, note)] if made else []
+
+
 def _beginnings(histories: Sequence[History]) -> list[Section]:
     """What happened before the first round, and what happens before every one."""
     made, dealt = start_html(histories), redeal_note(histories)
@@ -143,7 +151,7 @@ def _curves(shown: Sequence[Run]) -> list[_Figure]:
     drawn = figure.strokes(shown)
     found = []
     for metric in metrics_of(shown):
-        spec = figure.curve_spec(shown, metric, drawn)
+        spec = None if metric == "tuning_reason" else figure.curve_spec(shown, metric, drawn)  # a code: told in words
         if spec is not None:
             positive = any(row["value"] > 0 for row in spec["data"]["values"])
             loggable = positive and not higher_is_better(metric)

@@ -153,3 +153,20 @@ def test_the_noise_of_a_mean_follows_the_weights() -> None:
     np.testing.assert_allclose(picture.mean_root @ picture.mean_root.T, np.eye(len(mini.start)) * (weights**2).sum())
     half = picture_of(dataclasses.replace(mini, weights=weights), 2 * number)  # twice as many take part
     np.testing.assert_allclose(half.spread**2, 0.5)
+
+
+def test_in_noise_a_setting_is_there_when_most_of_its_runs_are() -> None:
+    """By the rounds rehearsed about five runs in six are there; by the first touch of the mean, few more than half."""
+    federation = family(0.2, 0.5, noise=0.5)
+    picture = picture_of(miniature_of(federation), federation.num_clients)
+    gap = float(picture.metric("loss", picture.start)) - picture.least
+    target, grid = picture.least + 0.01 * gap, one("local-sgd", 1.0, step=0.02, steps=16)
+    rounds = int(rehearse(picture, grid, "loss", target, 300, num_seeds=400).rounds[0])
+    stage = Stage(picture, grid, 400, len(picture.weights))
+    models = zip(range(300), PLAYS["local-sgd"](stage), strict=False)
+    curves = np.stack([picture.metric("loss", x)[0] for _, x in models])
+    touched = int(np.argmax(curves.mean(1) <= target)) + 1
+    method = sj.algorithms.LocalSGD(step_size=0.02, num_local_steps=16)
+    table = sj.sweep(federation, lambda _: method, [0.0], rounds=rounds, seeds=range(100), eval_every=1).table
+    there = lambda at: float((table[table["round"] == at]["loss"] <= target).mean())  # noqa: E731
+    assert touched < rounds and there(rounds) > 0.7 > there(touched)

@@ -13,7 +13,7 @@ from sojourn.advice.rehearsal import Grid, Picture, Rehearsed, picture_of, rehea
 from sojourn.diagnosis.findings import Diagnosis
 
 MAX_ROUNDS = 3000
-_SEEDS = 3
+_SEEDS = 8
 _EDGE = 4.0  # how much worse a setting counts whose step's neighbour, 1.4 times longer, does not get there
 _FAR = 4.0  # times the best so far: who takes longer is not needed exactly
 _NEAR = 0.01  # of the floor: closer is no difference

@@ -194,6 +194,29 @@ def test_lanczos_finds_the_edges_of_dense_matrices() -> None:
     assert flat.largest == pytest.approx(2) and flat.smallest == pytest.approx(2)
 
 
+def test_an_iteration_ends_when_the_larger_edge_has_settled() -> None:
+    rng, trips = np.random.default_rng(0), []
+    turn = np.linalg.qr(rng.standard_normal((60, 60)))[0]
+    matrices = np.stack([turn * np.append(np.linspace(-1, 1, 59), edge) @ turn.T for edge in (5.0, -4.0)])
+
+    def multiply(v: np.ndarray) -> np.ndarray:
+        trips.append(v)
+        return np.einsum("bij,bj->bi", matrices, v)
+
+    edges = lanczos(multiply, rng.standard_normal((2, 60)), 30, settled=1e-3)
+    settled = len(trips)
+    assert 5 <= settled < 15
+    np.testing.assert_allclose(edges.norms, [5.0, 4.0], rtol=1e-3)
+    lanczos(multiply, rng.standard_normal((2, 60)), 30)
+    assert len(trips) - settled == 30  # without, the budget is spent
+
+
+def test_what_waits_for_no_answer_goes_on_one_trip() -> None:
+    found = sj.diagnose(made(*parts()), facts=False, progress=False)
+    assert found["hessian_heterogeneity_frobenius"].cost.rounds == 2  # at the start, and after the warm-up
+    assert found["miniature"].cost.rounds == 2  # all directions, then gradients, noise and losses
+
+
 def test_fourth_power_means() -> None:
     assert fourth_mean(np.array([1.0, 2.0]), np.array([0.5, 0.5])) == pytest.approx(8.5**0.25)
     assert fourth_mean(np.array([[0.0, 2.0], [2.0, 0.0]]), np.array([0.5, 0.5])) == pytest.approx(8**0.25)

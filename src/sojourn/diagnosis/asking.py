@@ -80,11 +80,11 @@ class Asking:
         self.spent += Cost(floats_down=down * number, floats_up=up * number, rounds=rounds)
 
     def visit(self, point: np.ndarray) -> None:
-        """Clients are told of a model once."""
+        """Clients are told of a model once, on the trip of the first question about it."""
         name = np.asarray(point, self.dtype).tobytes()
         if name not in self._told:
             self._told.add(name)
-            self.sent(down=self.dimension)
+            self.sent(down=self.dimension, rounds=0)
 
     def _count(self, kind: str, which: np.ndarray, times: int = 1) -> None:
         number = len(which) * times if kind else 0

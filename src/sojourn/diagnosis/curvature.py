@@ -27,6 +27,7 @@ from sojourn.diagnosis.spectra import Edges, lanczos, pair_squares, worst_pair
 NUM_PROBES = 10
 _NUM_FORMS = 10
 _NUMBERS_AT_ONCE = 1 << 26  # in the directions that an iteration keeps
+_SETTLED = 1e-3  # relative residual at which an iteration that takes trips of messages ends
 _FLAT = 1e-4  # of H: smaller curvatures are not told from none
 _KINK = 0.5  # relative difference of a product from a difference of gradients that only kinks explain
 _SEEN = 0.1  # such a difference that is worth a sentence
@@ -270,7 +271,7 @@ def heterogeneity(case: Case) -> None:
     ways = {worst_pair(squares)}
     toward, rms = _rms(case)
     ways.add(worst_pair(pair_squares(toward)))
-    value = max(_pair(case, m, n) for m, n in sorted(ways))
+    value = float(_pairs(case, sorted(ways)).max())
     worst = np.unravel_index(int(np.argmax(squares)), squares.shape)
     how = f"Lanczos on the differences of {len(ways)} suspected pairs"
     best = max(value, rms)
@@ -285,10 +286,8 @@ def _frobenius(case: Case) -> tuple[np.ndarray, np.ndarray]:
     asking, d = case.asking, case.asking.dimension
     exact = d <= NUM_PROBES
     probes = np.eye(d) * np.sqrt(d) if exact else case.rng(3).choice([-1.0, 1.0], (NUM_PROBES, d))
-    found = []
-    for probe in probes:
-        asking.sent(up=d)  # the signs come from a seed that all know
-        found.append(pair_squares(asking.products(case.here, probe)))
+    found = [pair_squares(asking.products(case.here, probe)) for probe in probes]
+    asking.sent(up=d * len(probes))  # the signs come from a seed that all know
     squares, number = np.mean(found, axis=0), len(found)
     spread = np.zeros_like(squares) if exact else np.std(found, axis=0, ddof=1) / np.sqrt(number)
     worst = np.unravel_index(int(np.argmax(squares)), squares.shape)
@@ -311,7 +310,7 @@ def _rms(case: Case) -> tuple[np.ndarray, float]:
         return (w @ asking.products(case.here, answers - w @ answers))[None]
 
     steps = max(4, case.num_products // 3)
-    edges = lanczos(multiply, case.rng(4).standard_normal((1, asking.dimension)), steps)
+    edges = lanczos(multiply, case.rng(4).standard_normal((1, asking.dimension)), steps, settled=_SETTLED)
     square, doubt = float(edges.largest[0]), float(edges.largest_doubt[0])
     answers = asking.products(case.here, edges.directions[0])
     asking.sent(down=asking.dimension, up=asking.dimension)
@@ -319,25 +318,26 @@ def _rms(case: Case) -> tuple[np.ndarray, float]:
         seen = float(w @ np.sum((answers - w @ answers) ** 2, axis=1))
         square, doubt = seen, max(0.0, square - seen)
     value, high = float(np.sqrt(max(0.0, square))), float(np.sqrt(max(0.0, square + doubt)))
-    how = f"Lanczos on the mean squared deviation, {steps} times two products"
+    how = f"Lanczos on the mean squared deviation, at most {steps} times two products"
     case.tell_largest("hessian_heterogeneity_rms", value, "lower bound", case.here_name, how, low=value, high=high)
     return answers, value
 
 
-def _pair(case: Case, m: int, n: int) -> float:
-    """The spectral norm of the difference of two clients' Hessians."""
-    asking = case.asking
+def _pairs(case: Case, pairs: list[tuple[int, int]]) -> np.ndarray:
+    """The spectral norms of the differences of two clients' Hessians, of all pairs on the same trips."""
+    asking, clients = case.asking, np.ravel(pairs)
 
     def multiply(v: np.ndarray) -> np.ndarray:
-        asking.sent(down=asking.dimension, up=asking.dimension, by=2)
-        first, second = asking.products(case.here, np.repeat(v, 2, axis=0), [m, n])
-        return (first - second)[None]
+        asking.sent(down=asking.dimension, up=asking.dimension, by=len(clients))
+        answers = asking.products(case.here, np.repeat(v, 2, axis=0), clients)
+        return answers[::2] - answers[1::2]
 
     start = case.rng(5).standard_normal((1, asking.dimension))
-    edges = lanczos(multiply, start, case.num_products)
+    edges = lanczos(multiply, np.repeat(start, len(pairs), axis=0), case.num_products, settled=_SETTLED)
     if asking.reach is None:
-        return float(edges.norms[0])
-    return max(float(np.linalg.norm(multiply(v))) for v in (edges.directions, edges.others))  # as in _by_quotients
+        return edges.norms
+    seen = [np.linalg.norm(multiply(v), axis=1) for v in (edges.directions, edges.others)]  # as in _by_quotients
+    return np.maximum(*seen)
 
 
 def _by_scalars(case: Case) -> None:
@@ -350,7 +350,7 @@ def _by_scalars(case: Case) -> None:
     for direction in case.rng(6).standard_normal((_NUM_FORMS, asking.dimension)):
         unit = direction / np.linalg.norm(direction)
         forms.append(asking.products(case.here, unit) @ unit)
-        asking.sent(up=1)
+    asking.sent(up=_NUM_FORMS)
     value = float(max(by_edges, max(np.ptp(form) for form in forms)))
     least, most = edges.smallest[:, None] - edges.smallest_doubt[:, None], edges.largest + edges.largest_doubt
     high = float(np.max(np.abs(most[None, :] - least)[~np.eye(len(asking), dtype=bool)]))

@@ -27,7 +27,7 @@ def make_miniature(case: Case, num_directions: int = NUM_DIRECTIONS) -> Miniatur
     first = asking.weights @ case.at(case.start, "the start")
     hessians, basis = _krylov(case, here, first, min(num_directions, d))
     k = basis.shape[1]
-    asking.sent(up=k)
+    asking.sent(up=k, rounds=0)  # on one trip with the noise and the losses
     noise, outside = _noise(case, basis)
     share = outside / max(outside + float(np.trace(noise)), 1e-300)
     if share > _MUCH:
@@ -53,18 +53,21 @@ def _krylov(case: Case, here: np.ndarray, first: np.ndarray, size: int) -> tuple
     _, _, leading = np.linalg.svd(away, full_matrices=False)
     waiting = [*np.eye(d)] if whole else [case.start - case.here, mean, first, *leading[:_DEVIATIONS]]
     spare = case.rng(8)
-    basis = np.zeros((d, size))
+    basis, k = np.zeros((d, size)), 0
     hessians = np.zeros((len(asking), size, size))
-    for k in range(size):
-        vector = None
-        while vector is None:
-            vector = _beyond(basis[:, :k], waiting.pop(0) if waiting else spare.standard_normal(d))
-        basis[:, k] = vector
-        asking.sent(down=d, up=k + 1 + (0 if whole else d))
-        answers = asking.products(case.here, vector)
-        hessians[:, k, : k + 1] = hessians[:, : k + 1, k] = answers @ basis[:, : k + 1]
-        if not whole:
-            waiting.append(w @ answers)
+    while k < size:  # all that wait go on one trip; what comes back waits for the next
+        first_new = k
+        for vector in waiting or [spare.standard_normal(d)]:
+            unit = _beyond(basis[:, :k], vector) if k < size else None
+            if unit is not None:
+                basis[:, k], k = unit, k + 1
+        waiting = []
+        for j in range(first_new, k):
+            answers = asking.products(case.here, basis[:, j])
+            hessians[:, j, : j + 1] = hessians[:, : j + 1, j] = answers @ basis[:, : j + 1]
+            waiting += [] if whole else [w @ answers]
+        down, numbers = d * (k - first_new), sum(range(first_new + 1, k + 1))
+        asking.sent(down=down, up=numbers + (0 if whole else down), rounds=int(k > first_new))
     return hessians, basis
 
 
@@ -83,7 +86,7 @@ def _noise(case: Case, basis: np.ndarray) -> tuple[np.ndarray, float]:
     if asking.clients.batch_size is None:
         return np.zeros((k, k)), 0.0
     found = asking.batches(case.here, "noise in miniature", basis)
-    asking.sent(up=k * (k + 1) // 2 + 1)
+    asking.sent(up=k * (k + 1) // 2 + 1, rounds=0)
     inside = np.tensordot(asking.weights, found.inside, 1)
     total = float(asking.weights @ found.squares.mean(axis=1))
     return (inside + inside.T) / 2, max(0.0, total - float(np.trace(inside)))

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+_FEWEST = 5  # products before an iteration may count as settled: a start can lie beside the largest direction
+
 
 class Edges(NamedTuple):
     """Of B symmetric matrices each; there is an eigenvalue within the doubt of every value."""
@@ -27,8 +29,13 @@ class Edges(NamedTuple):
         return np.maximum(np.abs(self.smallest), np.abs(self.largest))
 
 
-def lanczos(multiply: Callable[[np.ndarray], np.ndarray], starts: np.ndarray, num_products: int) -> Edges:
-    """Edges of matrices that are known by their products: (B, d) vectors in, (B, d) out, every row its own matrix."""
+def lanczos(
+    multiply: Callable[[np.ndarray], np.ndarray], starts: np.ndarray, num_products: int, settled: float = 0.0
+) -> Edges:
+    """Edges of matrices that are known by their products: (B, d) vectors in, (B, d) out, every row its own matrix.
+
+    settled: ends before the products do, once the edges larger in size have residuals below this share of their own.
+    """
     number, d = starts.shape
     steps = min(num_products, d)
     basis = np.zeros((number, steps + 1, d))
@@ -48,17 +55,30 @@ def lanczos(multiply: Callable[[np.ndarray], np.ndarray], starts: np.ndarray, nu
         beside[ended, j] = 0.0
         if j + 1 == d:
             beside[:, j] = 0.0  # the whole space: what is left is rounding
-        if (lengths <= j + 1).all():
+        if (lengths <= j + 1).all() or (settled and j + 1 >= _FEWEST and _settled(diagonal, beside, j + 1, settled)):
+            lengths = np.minimum(lengths, j + 1)
             break
         basis[:, j + 1] = np.where(ended[:, None], 0.0, answer / np.where(ended, 1.0, beside[:, j])[:, None])
     return _edges(basis, diagonal, beside, lengths)
 
 
+def _inner(diagonal: np.ndarray, beside: np.ndarray) -> np.ndarray:
+    return np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1)
+
+
+def _settled(diagonal: np.ndarray, beside: np.ndarray, n: int, share: float) -> bool:
+    for own, next_to in zip(diagonal[:, :n], beside[:, :n], strict=True):
+        values, vectors = np.linalg.eigh(_inner(own, next_to))
+        far = int(np.argmax(np.abs(values)))
+        if next_to[-1] * abs(vectors[-1, far]) > share * abs(values[far]):
+            return False
+    return True
+
+
 def _edges(basis: np.ndarray, diagonal: np.ndarray, beside: np.ndarray, lengths: np.ndarray) -> Edges:
     rows = []
     for b, n in enumerate(lengths):
-        inner = np.diag(diagonal[b, :n]) + np.diag(beside[b, : n - 1], 1) + np.diag(beside[b, : n - 1], -1)
-        values, vectors = np.linalg.eigh(inner)
+        values, vectors = np.linalg.eigh(_inner(diagonal[b, :n], beside[b, :n]))
         doubts = beside[b, n - 1] * np.abs(vectors[-1])
         far = -1 if abs(values[-1]) >= abs(values[0]) else 0
         ends = [vectors[:, edge] @ basis[b, :n] for edge in (far, -1 - far)]  # -1 and 0, or 0 and -1

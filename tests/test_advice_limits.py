@@ -13,9 +13,14 @@ from typer.testing import CliRunner
 import sojourn as sj
 from small_diagnoses import changed, diagnosis_of, family
 from sojourn.advice import write_page
+from sojourn.advice.advisor import _other_leader
+from sojourn.advice.answer import BOUND, MOST_BY_BOUND
+from sojourn.advice.asked import Target, parse_target
 from sojourn.advice.bounds import RULES, surely_alike
-from sojourn.advice.contest import priced
-from sojourn.advice.methods import trips
+from sojourn.advice.contest import priced, replayed, scene_of
+from sojourn.advice.fallbacks import safe_choice
+from sojourn.advice.methods import price, trips
+from sojourn.advice.sentences import sentences_of
 from sojourn.advice.stragglers import trace_of
 from sojourn.advice.table import advice_table
 from sojourn.advising import advise_config
@@ -317,3 +322,86 @@ def test_ac_sa_is_not_advised_with_less_than_the_mean_curvature() -> None:
     advice = sj.advise(found, target=("loss", start / 50), budget=sj.Budget(rounds=300))
     (accelerated,) = (c for c in advice.contenders if c.name == "ac-sa")
     assert accelerated.options["smoothness"] >= 0.999
+
+
+# --- what is compared with what
+
+
+def test_with_a_budget_of_gradients_less_local_work_competes() -> None:
+    """By rounds alone K = 16 wins, and breaks a budget that smaller K keep."""
+    diagnosis = diagnosis_of(family(0.02, 0.02, kappa=20.0))
+    free = sj.advise(diagnosis, target=("distance", 0.05), budget=FEW)
+    limits = sj.Budget(local_steps=16, gradients=free.best.gradients * 0.8)
+    found = sj.advise(diagnosis, target=("distance", 0.05), budget=limits)
+    assert found.best.fits and found.best.reaches and found.best.gradients <= limits.gradients
+    assert found.best.rounds >= free.best.rounds
+
+
+def test_stragglers_rank_by_virtual_time() -> None:
+    budget = sj.Budget(local_steps=16, slowest=5.0)
+    advice = sj.advise(diagnosis_of(family(0.1, 0.1)), target=("distance", 0.05), budget=budget)
+    there = [c for c in advice.contenders if c.reaches and c.fits]
+    assert [c.seconds for c in there] == sorted(c.seconds for c in there)
+    waits = next(c for c in there if c.name != "fedasync")
+    each = price(waits.name, waits.options, 6).gradients
+    assert waits.seconds == pytest.approx(waits.iterations * each * 5.0)
+    free = sj.advise(diagnosis_of(family(0.1, 0.1)), target=("distance", 0.05), budget=FEW)
+    assert all(c.seconds is None for c in free.contenders)
+    same = next(c for c in free.contenders if c.name == "local-sgd")
+    assert kept(advice, "local-sgd").gradients <= same.gradients
+
+
+@pytest.mark.parametrize("tau", [0.02, 0.1, 0.3])
+def test_what_would_change_the_advice_is_another_choice(tau: float) -> None:
+    """Never the choice itself, with as many local steps."""
+    advice = sj.advise(diagnosis_of(family(tau, 0.3, noise=0.3)), target=("distance", 0.3), budget=FEW)
+    for change in advice.changes:
+        near = 0.25 < change.leader.num_local_steps / advice.best.num_local_steps < 4
+        assert change.leader.name != advice.best.name or not near
+
+
+def test_another_leads_only_if_it_beats_the_choice_itself() -> None:
+    """The choice is played again on the changed scene with its own setting, which a coarser contest may not have."""
+    diagnosis = diagnosis_of(family(0.1, 0.3))
+    scene = scene_of(diagnosis, Target("distance", 0.05), FEW)
+    best = sj.advise(diagnosis, target=("distance", 0.05), budget=FEW).best
+    again = replayed(scene, best, 500)
+    assert again.rounds == best.rounds and again.options == best.options
+    assert _other_leader(scene, best, 500.0) is None  # where nothing changed, nobody else leads
+    slow = dataclasses.replace(best, name="minibatch-sgd", options={"step_size": 0.01, "num_local_steps": 1})
+    assert _other_leader(scene, slow, 500.0) is not None
+
+
+def test_every_choice_says_what_theory_and_other_measures_say_of_it() -> None:
+    diagnosis = diagnosis_of(family(0.3, 0.5))
+    bounds_only = dataclasses.replace(diagnosis, miniature=None)
+    advice = sj.advise(bounds_only, target=("distance", 0.05), budget=FEW)
+    text = " ".join(advice.sentences)
+    assert "was not examined: there is no miniature" in text and "--trial" in text
+    assert advice.best.basis == BOUND and advice.rounds <= MOST_BY_BOUND
+    digits = advice.sentences[0].partition(" in ")[2].partition(" rounds")[0].replace(",", "").rstrip("0")
+    assert len(digits) == 1 or "e" in digits  # an order of magnitude has one
+    unmet = dataclasses.replace(advice.best.bound, met=False, assumption="identical clients")
+    said = sentences_of(dataclasses.replace(advice, best=dataclasses.replace(advice.best, bound=unmet)))
+    assert any("says nothing here: its assumption, identical clients, is not met" in line for line in said)
+    said = sentences_of(dataclasses.replace(advice, best=dataclasses.replace(advice.best, bound=None)))
+    assert any("no bound stands behind it" in line for line in said)
+
+
+def test_the_fallback_says_where_its_step_comes_from() -> None:
+    advice = sj.advise(diagnosis_of(family(0.3, 0.5)), target=("distance", 0.05), budget=FEW)
+    slow = dataclasses.replace(advice.best, name="minibatch-sgd", options={"step_size": 0.01, "num_local_steps": 1})
+    safe = safe_choice(advice.diagnosis, FEW, None, slow)
+    assert safe.options["step_size"] == 0.005 and "half of the choice's" in safe.note
+    assert "1/(2H)" in safe_choice(advice.diagnosis, FEW, None, advice.best).note
+
+
+def test_a_convex_loss_is_not_called_otherwise() -> None:
+    advice = sj.advise(diagnosis_of(family(0.1, 0.3)), target=("distance", 0.05), budget=FEW)
+    bent = dataclasses.replace(advice, details={**advice.details, "convexified": True})
+    assert not any("not convex" in line for line in sentences_of(bent))
+    assert any("not convex" in line for line in sentences_of(dataclasses.replace(bent, setting="non-convex")))
+
+
+def test_targets_are_read_in_capitals_too() -> None:
+    assert parse_target("LOSS=0.1") == Target("loss", 0.1)

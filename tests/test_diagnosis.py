@@ -388,3 +388,28 @@ def test_in_float64_too() -> None:
         found = sj.diagnose(made(*parts(), 0.0), facts=False, num_directions=0, progress=False)
         assert jnp.result_type(float) == jnp.float64
     assert found["smoothness"].value == pytest.approx(exact()["smoothness"], rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_signs_find_the_widest_pair_within_a_tenth(seed: int) -> None:
+    """Where the model has more numbers than there are signs, so that they are drawn."""
+    rng = np.random.default_rng(seed)
+    bases = np.linalg.qr(rng.standard_normal((CLIENTS, 40, 40)))[0]
+    hessians = np.einsum("mik,mk,mjk->mij", bases, rng.uniform(1, 6, (CLIENTS, 40)), bases)
+    fed = sj.problems.quadratic((hessians + hessians.transpose(0, 2, 1)) / 2, rng.standard_normal((CLIENTS, 40)))
+    found = sj.diagnose(fed, facts=False, seed=seed, num_directions=0, progress=False)[
+        "hessian_heterogeneity_frobenius"
+    ]
+    true = np.linalg.norm(hessians[:, None] - hessians[None], axis=(2, 3)).max()
+    assert found.value == pytest.approx(true, rel=0.1) and "random signs" in found.how
+
+
+def test_without_a_search_for_the_optimum_distances_from_it_may_be_none() -> None:
+    """Identical clients, scalars only: the end of the warm-up is not their optimum, and what is said allows for it."""
+    hessians, optima = (np.repeat(part[:1], CLIENTS, axis=0) for part in parts())
+    found = sj.diagnose(made(hessians, optima, 0.0), facts=False, scalars_only=True, rounds=3, progress=False)
+    for name in ("optima_distance", "optima_distance_proxy"):
+        assert found[name].low == 0 and found[name].kind == "estimate" and "warm-up" in found[name].note
+    assert found["optima_distance"].value > 0.01
+    whole = sj.diagnose(made(hessians, optima, 0.0), facts=False, rounds=3, progress=False)["optima_distance"]
+    assert whole.low == 0.0 and whole.value < 0.05  # the best model found is as far off as its mean gradient says

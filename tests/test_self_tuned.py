@@ -411,6 +411,23 @@ def test_only_one_of_the_two_can_be_left_to_the_run() -> None:
     assert set(history.table["tuned_step_size"].dropna()) == {0.25}
 
 
+def test_where_the_local_steps_are_given_the_step_pays_for_drift_and_bias() -> None:
+    """Clients that differ, exact gradients: a walk of 16 given steps has a bias that only a smaller step removes."""
+    far = sj.run(quadratics(), LocalSGD(0.2, 16), 150, progress=False).last("distance")
+    method = sj.self_tuned(LocalSGD(0.2, 16), tuned="step_size")
+    history = sj.run(quadratics(), method, 150, progress=False)
+    assert set(history.table["tuned_local_steps"].dropna()) == {16}
+    assert history.last("distance") < 0.1 * far
+    shrunk = history.table[history.table["tuning_reason"].isin([Reason.DRIFT, Reason.SATURATED, Reason.BIAS])]
+    assert len(shrunk) > 0 and all("eta" in line for line in history.decisions())
+
+
+def test_where_the_step_is_given_no_decision_is_told_that_changes_nothing() -> None:
+    method = sj.self_tuned(LocalSGD(0.2, 16), tuned="num_local_steps")
+    history = sj.run(quadratics(noise=0.5), method, 150, progress=False)
+    assert Reason.FLOOR not in set(history.table["tuning_reason"].dropna())
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -111,6 +111,7 @@ def sweep_settings(
     how: dict[str, Any] = {
         "engine": engine, "participation": participation, "eval_every": eval_every, "record": record,
     }  # fmt: skip
+    settings = _with_columns_of_one_type(settings)
     directory = None if out is None else Path(out)
     if directory is not None and not resume and any(directory.glob("block-*")):
         raise SojournError(f"{directory} holds a sweep already; use --resume to go on with it, or another --out.")
@@ -256,6 +257,19 @@ def _joined_params(parts: list[Any], order: np.ndarray) -> Any:
     if len(shapes) > 1:
         return None
     return _joined(lambda leaves: jnp.concatenate(leaves)[order], parts)
+
+
+def _with_columns_of_one_type(settings: Sequence[Setting]) -> Sequence[Setting]:
+    """Labels as they are; of an axis that has words and numbers ("auto", 0.1) all become words."""
+    values: dict[str, set[bool]] = {}
+    for setting in settings:
+        for name, value in setting.labels.items():
+            values.setdefault(name, set()).add(isinstance(value, str))
+    mixed = {name for name, kinds in values.items() if len(kinds) > 1}
+    if not mixed:
+        return settings
+    words = lambda labels: {name: str(value) if name in mixed else value for name, value in labels.items()}  # noqa: E731
+    return [dataclasses.replace(setting, labels=words(setting.labels)) for setting in settings]
 
 
 def _joined(join: Callable[[Sequence[jax.Array]], jax.Array], models: Sequence[Any]) -> Any:

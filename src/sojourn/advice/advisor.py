@@ -14,7 +14,7 @@ from sojourn.advice.answer import BOUND, Advice, Change, Contender
 from sojourn.advice.asked import Budget, Target
 from sojourn.advice.asynchrony import with_stragglers
 from sojourn.advice.bounds import RULES, Bound, best_bound, constants_of, error_asked, surely_alike, unmet
-from sojourn.advice.contest import Scene, contest, priced, ranked, scene_of
+from sojourn.advice.contest import Scene, contest, cost_of, priced, ranked, replayed, scene_of
 from sojourn.advice.fallbacks import guarded_guess, safe_choice
 from sojourn.advice.sentences import bill, falsifier, sentences_of
 from sojourn.advice.start import Floor, check_start, floor_of, met_at_start, precision_warning
@@ -25,6 +25,8 @@ from sojourn.core.facts import Facts
 from sojourn.core.federation import Federation
 from sojourn.diagnosis import Diagnosis, diagnose
 from sojourn.theory.step_sizes import TUNED_METHODS, step_size_rule
+
+_CLEAR = 0.9  # of the choice's rounds, or time: another leads only by taking less
 
 
 def advise(
@@ -180,9 +182,10 @@ def _trial(
 
 def _answer(asked: Asked, found: list[Contender], trial: Trial | None, warning: str | None) -> Advice:
     diagnosis, budget, scene = asked.diagnosis, asked.budget, asked.scene
+    chosen = next((c for c in found if c.fits), found[0])
+    examined = _changes(asked, chosen) if scene is not None and trial is None else None
     found = [_for_one_client(c, diagnosis) for c in found]
-    best = next((c for c in found if c.fits), found[0])
-    examined = _changes(asked, best) if scene is not None and trial is None else None
+    best = _for_one_client(chosen, diagnosis)
     advice = Advice(
         diagnosis, diagnosis.setting, asked.target, budget, tuple(found), best,
         safe_choice(diagnosis, budget, scene, best), () if examined is None else examined[0],
@@ -207,38 +210,50 @@ def _for_one_client(best: Contender, diagnosis: Diagnosis) -> Contender:
     if best.options.get("outer_step_size", 1.0) != 1.0:
         return best
     options = {"step_size": step, "num_local_steps": best.num_local_steps}
-    return dataclasses.replace(best, name="single-machine-sgd", options=options)
+    return dataclasses.replace(best, name="single-machine-sgd", options=options, floats=0.0)
 
 
 def _changes(asked: Asked, best: Contender) -> tuple[tuple[Change, ...], tuple[str, ...]] | None:
     """Other leaders, were a measure four times larger or smaller, and the measures of which that was asked.
 
-    It is the contest again, on the picture so changed; None where that would say nothing of the choice.
+    It is the contest again, of fewer settings and the one that was chosen, on the picture so changed; None where that
+    would say nothing of the choice.
     """
     scene = asked.scene
     if scene is None or not best.reaches or best.name == "fedasync":
         return None
     longest = max(40.0, 4 * best.rounds)
-    here = ranked(contest(scene, few=True, max_rounds=longest))[0]
     found, examined = [], []
     for variation in VARIATIONS:
         for factor in (4.0, 0.25):
-            leader = _leader(asked, scene, variation, factor, longest)
-            if leader is None:
+            changed = _changed(asked, scene, variation, factor)
+            if changed is None:
                 continue
             examined.append(variation.symbol)
-            moved = leader.num_local_steps / here.num_local_steps
-            if leader.reaches and leader.fits and (leader.name != here.name or not 0.25 < moved < 4):
+            leader = _other_leader(changed, best, longest)
+            if leader is not None:
                 found.append(Change(variation.name, variation.symbol, factor, leader))
     return tuple(found), tuple(dict.fromkeys(examined))
 
 
-def _leader(asked: Asked, scene: Scene, variation: Variation, factor: float, longest: float) -> Contender | None:
-    """The first of the contest on a changed picture; None where nothing would change, or be left to do."""
+def _changed(asked: Asked, scene: Scene, variation: Variation, factor: float) -> Scene | None:
+    """The scene with a measure that much larger; None where nothing would change, or be left to do."""
     other = varied(asked.diagnosis, variation, factor)
     if other is None:
         return None
     changed = scene_of(other[0], asked.played, asked.budget, scene.seed, noise_scale=other[1])
-    if changed is None or changed.picture.metric(scene.kind, changed.picture.start) <= changed.target:
+    done = changed is None or changed.picture.metric(scene.kind, changed.picture.start) <= changed.target
+    return None if done else changed
+
+
+def _other_leader(scene: Scene, best: Contender, longest: float) -> Contender | None:
+    """Who clearly leads on a scene instead of the choice: another method, or the same with far more or fewer steps."""
+    leader = ranked(contest(scene, few=True, max_rounds=longest))[0]
+    if not (leader.reaches and leader.fits) or (leader.name == best.name and _alike(leader, best)):
         return None
-    return ranked(contest(changed, few=True, max_rounds=longest))[0]
+    again = replayed(scene, best, int(longest))
+    return leader if not again.reaches or cost_of(leader) < _CLEAR * cost_of(again) else None
+
+
+def _alike(one: Contender, other: Contender) -> bool:
+    return 0.25 < one.num_local_steps / other.num_local_steps < 4

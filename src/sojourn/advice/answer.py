@@ -13,6 +13,7 @@ from sojourn.algorithms import Algorithm
 from sojourn.core.errors import SojournError
 from sojourn.diagnosis.findings import Diagnosis
 
+MOST_BY_BOUND = 1000  # rounds to run for where only a bound is known, which is far too careful
 REHEARSED, BOUND, TRIED, RULE = "rehearsed", "bound (order of magnitude)", "tried", "rule of thumb"
 GUESS = "not predicted"
 _SYMBOLS = {
@@ -38,6 +39,7 @@ class Contender:
     lowest: float | None = None  # value of the target's metric that the rehearsal saw
     settled: float | None = None  # the round from which that hardly fell
     note: str = ""
+    seconds: float | None = None  # virtual, where stragglers were stated: one is the median client's gradient
     ruled_out: bool = False  # whatever it would cost
 
     @property
@@ -118,6 +120,7 @@ class Advice:
         for allowed, used in ((budget.floats, best.floats), (budget.gradients, best.gradients)):
             if allowed is not None and used > 0:
                 most = min(most, max(1, int(allowed * best.iterations / used)))
+        most = min(most, MOST_BY_BOUND) if best.basis == BOUND else most
         return int(min(math.ceil(1.5 * best.iterations) + 2, most))
 
     @property

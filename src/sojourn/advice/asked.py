@@ -41,7 +41,7 @@ def parse_target(text: str) -> Target:
     number = parsed_number(value)
     if not sign or number is None:
         raise SojournError(f"the target {text[:60]!r} is not of the form kind=value, as in loss=0.1 or grad=1e-3.")
-    return Target(kind.strip(), number)  # type: ignore[arg-type]  # whose fields are checked
+    return Target(kind.strip().lower(), number)  # type: ignore[arg-type]  # whose fields are checked
 
 
 def parse_budget(texts: Sequence[str]) -> "Budget":

@@ -21,9 +21,8 @@ from threadpoolctl import threadpool_limits
 from sojourn.advice.answer import REHEARSED, RULE, Contender
 from sojourn.advice.asked import Budget
 from sojourn.advice.contest import Scene, priced, scores
-from sojourn.advice.methods import price
 from sojourn.advice.rehearsal import Grid, Picture, Rehearsed, Stage, picture_of
-from sojourn.advice.stragglers import trace_of, waiting
+from sojourn.advice.stragglers import trace_of
 from sojourn.diagnosis.findings import Diagnosis
 from sojourn.traces import Trace
 
@@ -44,7 +43,7 @@ def with_stragglers(
     if scene is None or diagnosis.miniature is None:
         return [*found, _by_rule(found, budget, diagnosis)]
     made, seconds = _rehearsed(scene, budget, diagnosis)
-    others = [(_waited(c, budget, diagnosis.num_clients), c.title) for c in found if c.fits and c.reaches]
+    others = [(c.seconds, c.title) for c in found if c.fits and c.reaches and c.seconds is not None]
     least, who = min(others, default=(math.inf, ""))
     if budget.slowest is None or not made.reaches:
         return [*found, made]
@@ -53,12 +52,6 @@ def with_stragglers(
     made = dataclasses.replace(made, note=f"{made.note}; {told}")
     first = seconds < least and made.fits and not tried
     return [made, *found] if first else [*found, made]
-
-
-def _waited(contender: Contender, budget: Budget, num_clients: int) -> float:
-    """Virtual seconds of a method that waits for everyone in a round."""
-    each = price(contender.name, contender.options, num_clients).gradients
-    return contender.iterations * each * waiting(budget, num_clients)
 
 
 def _by_rule(found: list[Contender], budget: Budget, diagnosis: Diagnosis) -> Contender:
@@ -107,7 +100,9 @@ def _rehearsed(scene: Scene, budget: Budget, diagnosis: Diagnosis) -> tuple[Cont
         "fedasync", options, float(rounds[chosen]), 0.0, 0.0, REHEARSED, True, lowest=float(low[chosen]), note=note
     )
     everyone = dataclasses.replace(budget, participation=None)
-    return priced(made, everyone, diagnosis.num_clients, diagnosis.dimension), float(seconds[chosen])
+    made = priced(made, everyone, diagnosis.num_clients, diagnosis.dimension)
+    taken = float(seconds[chosen])
+    return dataclasses.replace(made, seconds=None if budget.slowest is None else taken), taken
 
 
 def _seconds(ends: list[np.ndarray], clients: int, rounds: float, K: int) -> float:

@@ -10,6 +10,7 @@ from sojourn.advice.answer import Contender
 from sojourn.advice.asked import Budget, Target
 from sojourn.advice.methods import REHEARSED, first_grid, options_of_setting, price, refusal, second_grid, trips
 from sojourn.advice.rehearsal import Grid, Picture, Rehearsed, picture_of, rehearse
+from sojourn.advice.stragglers import waiting
 from sojourn.diagnosis.findings import Diagnosis
 
 MAX_ROUNDS = 3000
@@ -17,6 +18,8 @@ _SEEDS = 8
 _EDGE = 4.0  # how much worse a setting counts whose step's neighbour, 1.4 times longer, does not get there
 _FAR = 4.0  # times the best so far: who takes longer is not needed exactly
 _NEAR = 0.01  # of the floor: closer is no difference
+_PATIENCE, _LONG_PATIENCE = 2.2, 24.0  # times the first arrival: how long others are waited for
+_OVER, _NEVER = 1e9, 1e12  # scores of settings beyond the budget, and of those that do not get there
 _KEPT = 3  # settings of the first grid that the second varies
 
 
@@ -45,6 +48,11 @@ class Scene:
     def num_seeds(self) -> int:
         random = self.picture.noisy or self.cohort < len(self.picture.weights)
         return _SEEDS if random else 1
+
+    @property
+    def work_counts(self) -> bool:
+        """Whether more rounds of less local work may be better."""
+        return self.budget.gradients is not None or self.budget.slowest is not None
 
     @property
     def max_rounds(self) -> int:
@@ -76,7 +84,7 @@ def contest(scene: Scene, *, few: bool = False, max_rounds: float = math.inf) ->
         if rehearsed is None:
             continue
         contender = _contender(scene, rehearsed)
-        if contender.reaches and contender.fits:
+        if contender.reaches and contender.fits and not scene.work_counts:
             most = min(most, max(20, math.ceil(_FAR * contender.rounds)))
         elif not contender.reaches and most < scene.max_rounds:
             contender = dataclasses.replace(contender, note=f"more than {most} rounds")
@@ -91,7 +99,7 @@ def _rehearsed(scene: Scene, name: str, max_rounds: int, few: bool) -> Rehearsed
     if len(grid.steps) == 0:
         return None
     first = play(scene, grid, max_rounds)
-    best = np.argsort(scores(first, scene.exact), kind="stable")[:_KEPT]
+    best = np.argsort(_preference(scene, first), kind="stable")[:_KEPT]
     around = second_grid(Grid(name, grid.steps[best], grid.local_steps[best], grid.outer[best]))
     if around is None or few or len(around.steps) == 0:
         return first
@@ -104,7 +112,7 @@ def play(scene: Scene, grid: Grid, max_rounds: int) -> Rehearsed:
     each = trips(grid.name, options_of_setting(grid, 0))
     found = rehearse(
         scene.picture, grid, scene.kind, scene.target, max(1, max_rounds // each), num_seeds=seeds, cohort=scene.cohort,
-        seed=scene.seed,
+        seed=scene.seed, patience=_LONG_PATIENCE if scene.work_counts else _PATIENCE,
     )  # fmt: skip
     return dataclasses.replace(found, rounds=each * found.rounds, settled=each * found.settled)
 
@@ -129,12 +137,29 @@ def scores(rehearsed: Rehearsed, exact: bool) -> np.ndarray:
             if longer.any() and not (counted[longer] <= 2 * counted[number]).all():
                 score[number] *= _EDGE
     scale = np.nanmax(np.abs(rehearsed.best_value), initial=1e-300)
-    return np.where(np.isfinite(score), score, 1e12 + 1e11 * rehearsed.best_value / scale)
+    return np.where(np.isfinite(score), score, _NEVER * (1 + 0.1 * rehearsed.best_value / scale))
+
+
+def _preference(scene: Scene, rehearsed: Rehearsed) -> np.ndarray:
+    """Scores; where machines were said to be slow, of time instead of rounds; settings beyond the budget later."""
+    score, grid, budget = scores(rehearsed, scene.exact), rehearsed.grid, scene.budget
+    options = [options_of_setting(grid, number) for number in range(len(score))]
+    costs = [price(grid.name, chosen, scene.num_clients) for chosen in options]
+    gradients, vectors = (np.array([getattr(cost, name) for cost in costs]) for name in ("gradients", "vectors"))
+    reached = np.isfinite(rehearsed.rounds)
+    if budget.slowest is not None:
+        score = np.where(reached, score * gradients, score)
+    iterations = rehearsed.rounds / trips(grid.name, options[0])
+    cohort = budget.cohort(scene.num_clients)
+    with np.errstate(invalid="ignore"):
+        over = iterations * gradients * cohort / scene.num_clients > (budget.gradients or math.inf)
+        over |= iterations * vectors * scene.dimension * cohort > (budget.floats or math.inf)
+    return np.where(reached & over, _OVER + score, score)
 
 
 def _contender(scene: Scene, rehearsed: Rehearsed) -> Contender:
     """The method at its lowest score; among settings as good to 2 %, the one with the least local work."""
-    name, score = rehearsed.grid.name, scores(rehearsed, scene.exact)
+    name, score = rehearsed.grid.name, _preference(scene, rehearsed)
     options = [options_of_setting(rehearsed.grid, number) for number in range(len(score))]
     allowed = np.flatnonzero(score <= 1.02 * score.min())
     work = [price(name, options[number], scene.num_clients).gradients for number in allowed]
@@ -159,11 +184,31 @@ def priced(contender: Contender, budget: Budget, num_clients: int, dimension: in
             why = f"it would send {floats:.3g} floats, and {budget.floats:.3g} are allowed"
         elif budget.gradients is not None and gradients > budget.gradients:
             why = f"a client would compute {gradients:.3g} gradients, and {budget.gradients:.3g} are allowed"
-    return dataclasses.replace(contender, floats=floats, gradients=gradients, fits=not why, why_not=why)
+    seconds = None if budget.slowest is None else contender.iterations * cost.gradients * waiting(budget, num_clients)
+    return dataclasses.replace(
+        contender, floats=floats, gradients=gradients, seconds=seconds, fits=not why, why_not=why
+    )
+
+
+def cost_of(contender: Contender) -> float:
+    """What contenders are compared by: virtual time where that is known, or rounds."""
+    return contender.rounds if contender.seconds is None else contender.seconds
+
+
+def replayed(scene: Scene, chosen: Contender, max_rounds: int) -> Contender:
+    """A contender with its own setting on another scene."""
+    options = chosen.options
+    step = 1 / options["smoothness"] if chosen.name == "ac-sa" else options["step_size"]
+    second = next((options[name] for name in ("outer_step_size", "strong_convexity", "momentum") if name in options), 1)
+    grid = Grid(chosen.name, np.array([step]), np.array([chosen.num_local_steps]), np.array([float(second)]))
+    rounds = float(play(scene, grid, max_rounds).rounds[0])
+    again = dataclasses.replace(chosen, rounds=rounds if math.isfinite(rounds) else math.inf)
+    return priced(again, scene.budget, scene.num_clients, scene.dimension)
 
 
 def ranked(contenders: list[Contender]) -> list[Contender]:
-    """Those that fit first, then by rounds; ties by floats, then by local work; then those that do not get there.
+    """Those that fit first, then by virtual time, where that is known, or by rounds; ties by floats, then by local
+    work; then those that do not get there.
 
     Of these, who comes within 1 % of the lowest is as near as that, and the quickest of them is first.
     """
@@ -171,7 +216,7 @@ def ranked(contenders: list[Contender]) -> list[Contender]:
 
     def key(c: Contender) -> tuple[float, ...]:
         if c.reaches:
-            return (not c.fits, c.rounds, c.floats, c.gradients)
+            return (not c.fits, cost_of(c), c.rounds, c.floats, c.gradients)
         low = math.inf if c.lowest is None else c.lowest
         near = low <= floor + _NEAR * abs(floor)
         return (not c.fits, math.inf, floor if near else low, c.settled or 0.0)

@@ -27,10 +27,10 @@ def safe_choice(diagnosis: Diagnosis, budget: Budget, scene: Scene | None, best:
         return None
     weak = found is not None and found.kind == "lower bound"
     step, K = 1 / (2 * H * (SAFETY if weak else 1.0)), best.num_local_steps
-    if best.name == "minibatch-sgd":
-        step = min(step, best.options["step_size"] / 2)
-    rounded = float(f"{step:.6g}")
     note = f"step 1/(2H), H doubled, as {H:.3g} is a lower bound" if weak else f"step 1/(2H), H = {H:.3g}"
+    if best.name == "minibatch-sgd" and best.options["step_size"] / 2 < step:
+        step, note = best.options["step_size"] / 2, f"half of the choice's; the curvature would allow {2 * step:.3g}"
+    rounded = float(f"{step:.6g}")
     made = Contender(
         "minibatch-sgd", {"step_size": rounded, "num_local_steps": K}, math.inf, 0.0, 0.0, GUESS, True, note=note
     )

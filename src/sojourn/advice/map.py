@@ -35,6 +35,7 @@ class Map:
     here: tuple[float, float]  # tau/H and phi_*/B as measured
     spread: tuple[float, float, float, float]  # low and high of both
     rehearsed: bool  # or by bounds
+    others: tuple[tuple[float, float], ...] = ()  # where other ways of measuring see it
 
 
 def map_of(diagnosis: Diagnosis, target: Target, budget: Budget) -> Map | None:
@@ -52,7 +53,20 @@ def map_of(diagnosis: Diagnosis, target: Target, budget: Budget) -> Map | None:
         beats = _rehearsed(diagnosis, target, budget, curvature / here[0], optima / here[1])
     else:
         beats = _bounded(diagnosis, target, budget, facts, curvature * H, optima * B)
-    return None if beats is None else Map(curvature, optima, beats, here, spread, diagnosis.miniature is not None)
+    if beats is None:
+        return None
+    rehearsed = diagnosis.miniature is not None
+    return Map(curvature, optima, beats, here, spread, rehearsed, _seen_otherwise(diagnosis, here, H, B))
+
+
+def _seen_otherwise(
+    diagnosis: Diagnosis, here: tuple[float, float], H: float, B: float
+) -> tuple[tuple[float, float], ...]:
+    """One of the two by its other estimates, the other as it is."""
+    told = lambda names, unit: [value / unit for name in names if (value := diagnosis.value(name))]  # noqa: E731
+    across = told(("hessian_heterogeneity_rms", "hessian_heterogeneity_path"), H)
+    up = told(("optima_distance_proxy", "optima_distance_newton"), B)
+    return (*((tau, here[1]) for tau in across), *((here[0], phi) for phi in up))
 
 
 def _rehearsed(

@@ -11,10 +11,11 @@ from typing import Any
 import markupsafe
 import vl_convert
 
-from sojourn.advice.answer import GUESS, Advice, Contender
+from sojourn.advice.answer import BOUND, GUESS, REHEARSED, RULE, TRIED, Advice, Contender
 from sojourn.advice.map import BEATS, Map, map_of
 from sojourn.advice.sentences import alike
 from sojourn.core.files import write_atomically
+from sojourn.diagnosis.table import price
 from sojourn.looks.charts import CONFIG, PALETTE, Spec
 from sojourn.looks.pages import style, template
 from sojourn.looks.words import NONE, number, si
@@ -22,6 +23,7 @@ from sojourn.looks.words import NONE, number, si
 PAGE_FILE = "advice.html"
 _WIDTH, _HEIGHT = 420, 300
 _BANDS = ("#009E73", "#E69F00", "#8C8C8C")  # of BEATS
+_BASES = {TRIED: PALETTE[2], REHEARSED: PALETTE[0], BOUND: "#B0B0B0", RULE: "#D0D0D0", GUESS: "#D0D0D0"}
 
 
 def write_page(advice: Advice, out: Path) -> Path:
@@ -76,19 +78,27 @@ def _predicted(contender: Contender) -> str:
 def measure_rows(advice: Advice) -> list[dict[str, str]]:
     rows = []
     for found in advice.diagnosis.measures.values():
-        surely = found.low is not None and found.high is not None
         rows.append(
             {
                 "name": found.name.replace("_", " "),
                 "symbol": found.symbol,
                 "value": number(found.value),
-                "between": f"{number(found.low or 0.0)} … {number(found.high or 0.0)}" if surely else NONE,
+                "between": _between(found.low, found.high),
                 "kind": found.kind,
                 "at": found.at,
                 "how": f"{found.how}; {found.note}" if found.note else found.how,
+                "cost": price(found.cost),
             }
         )
     return rows
+
+
+def _between(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f"{number(low)} … {number(high)}"
+    if low is not None:
+        return f"at least {number(low)}"
+    return NONE if high is None else f"at most {number(high)}"
 
 
 def _count(value: float) -> str:
@@ -107,14 +117,18 @@ def _charts(advice: Advice, placed: Map | None) -> list[dict[str, Any]]:
             if placed.rehearsed
             else "Where theory's worst case lets local SGD win, for this federation's other constants."
         )
-        note = f"{basis} The cross is where it was measured to be, with its uncertainty."
+        note = (
+            f"{basis} The cross is where it was measured to be, with its uncertainty; dots are what other ways of "
+            "measuring say: tau as a mean (tau_rms) and on the path, phi_* from gradients and by Newton steps."
+        )
         found.append({"title": "Where this federation sits", "note": note, "spec": map_spec(placed)})
     rows = [c for c in advice.contenders if c.reaches]
     if rows:
         note = (
-            "To the target, as predicted, in trips of messages; the one to take is bold below. Pale: it does not fit."
+            "To the target, as predicted; rounds are trips of messages. Colours say what a prediction rests on: a "
+            "bound is an order of magnitude, and not to be compared with the others. Pale: it does not fit."
         )
-        found.append({"title": "What the contenders cost", "note": note, "spec": cost_spec(rows)})
+        found.append({"title": "What the contenders cost", "note": note, "spec": cost_spec(rows, advice.best)})
     return found
 
 
@@ -163,6 +177,8 @@ def map_spec(placed: Map) -> Spec:
     }  # fmt: skip
     rule = {"type": "rule", "strokeWidth": 2, "color": PALETTE[1]}
     cross = {"type": "point", "shape": "cross", "size": 140, "filled": True, "color": PALETTE[1]}
+    dot = {"type": "point", "shape": "circle", "size": 40, "filled": True, "color": PALETTE[1], "clip": True}
+    others = [{"x": float(a), "y": float(b)} for a, b in placed.others if x[0] <= a <= x[-1] and y[0] <= b <= y[-1]]
     return {
         "width": _WIDTH, "height": _HEIGHT,
         "layer": [
@@ -172,39 +188,55 @@ def map_spec(placed: Map) -> Spec:
              "encoding": {"x": {**across, "field": "x1"}, "x2": {"field": "x2"}, "y": up}},
             {"data": {"values": [here]}, "mark": rule,
              "encoding": {"x": across, "y": {**up, "field": "y1"}, "y2": {"field": "y2"}}},
+            {"data": {"values": others}, "mark": dot, "encoding": {"x": across, "y": up}},
             {"data": {"values": [here]}, "mark": cross, "encoding": {"x": across, "y": up}},
         ],
     }  # fmt: skip
 
 
-def cost_spec(contenders: list[Contender]) -> Spec:
-    """Rounds and floats, as bars on log scales."""
-    parts = [_bars(contenders, "rounds", "Rounds"), _bars(contenders, "floats", "Floats sent")]
+def cost_spec(contenders: list[Contender], best: Contender | None = None) -> Spec:
+    """Rounds, floats, local work and, where it was asked for, virtual time, as bars on log scales."""
+    fields = {
+        "seconds": "Virtual seconds",
+        "rounds": "Rounds",
+        "floats": "Floats sent",
+        "gradients": "Gradients of a client",
+    }
+    timed = any(c.seconds is not None for c in contenders)
+    parts = [_bars(contenders, best, field, name) for field, name in fields.items() if timed or field != "seconds"]
     return {"vconcat": parts}
 
 
-def _bars(contenders: list[Contender], field: str, name: str) -> Spec:
+def _bars(contenders: list[Contender], best: Contender | None, field: str, name: str) -> Spec:
+    told = [(c, getattr(c, field)) for c in contenders if getattr(c, field) is not None]
     rows: list[dict[str, Any]] = [
-        {"method": c.title, "value": max(getattr(c, field), 1.0), "fits": c.fits, "text": _count(getattr(c, field))}
-        for c in contenders
-    ]
+        {"method": c.title, "value": max(value, 1.0), "fits": c.fits, "basis": c.basis,
+         "text": _count(value) + (" · to take" if c == best else "")}
+        for c, value in told
+    ]  # fmt: skip
     values = [row["value"] for row in rows]
-    low = 0.8 if field == "rounds" else min(values) / 4
+    low = 0.8 if min(values) < 10 else min(values) / 4
     across = {
         "field": "value", "type": "quantitative", "title": name, "axis": {"format": "~s", "tickCount": 4},
-        "scale": {"type": "log", "domain": [low, max(values) * 6], "nice": False},
+        "scale": {"type": "log", "domain": [low, max(values) * 10], "nice": False},
     }  # fmt: skip
     rest = {"ticks": False, "domain": False, "labelLimit": 200, "minExtent": 110}
-    up = {"field": "method", "type": "nominal", "sort": [c.title for c in contenders], "title": None, "axis": rest}
+    up = {"field": "method", "type": "nominal", "sort": [c.title for c, _ in told], "title": None, "axis": rest}
     shade = {"condition": {"test": "datum.fits", "value": 1.0}, "value": 0.35}
+    bases = [basis for basis in _BASES if any(c.basis == basis for c in contenders)]
+    legend = None if len(bases) == 1 else {"orient": "bottom", "title": None, "columns": 1}
+    colour = {
+        "field": "basis", "type": "nominal", "scale": {"domain": bases, "range": [_BASES[basis] for basis in bases]},
+        "legend": legend,
+    }  # fmt: skip
     # a bar on a log scale has no zero to start from
     start = {"datum": low}
     bar = {
-        "mark": {"type": "bar", "color": PALETTE[0], "height": 14},
-        "encoding": {"x": across, "x2": start, "y": up, "opacity": shade},
+        "mark": {"type": "bar", "height": 12},
+        "encoding": {"x": across, "x2": start, "y": up, "opacity": shade, "color": colour},
     }
     label = {
         "mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 11},
         "encoding": {"x": across, "y": up, "text": {"field": "text"}},
     }
-    return {"data": {"values": rows}, "width": _WIDTH - 100, "height": 24 * len(rows), "layer": [bar, label]}
+    return {"data": {"values": rows}, "width": _WIDTH - 100, "height": 20 * len(rows), "layer": [bar, label]}

@@ -2,7 +2,7 @@
 
 import math
 
-from sojourn.advice.answer import BOUND, GUESS, REHEARSED, TRIED, Advice, Contender
+from sojourn.advice.answer import BOUND, GUESS, MOST_BY_BOUND, REHEARSED, TRIED, Advice, Contender
 from sojourn.advice.bounds import ROUNDING, WORSE_WHEN_LARGE, constants_of, thumb
 from sojourn.diagnosis.findings import Cost, Diagnosis
 
@@ -19,7 +19,7 @@ def sentences_of(advice: Advice) -> tuple[str, ...]:
     assert best is not None
     found = [_choice(advice, best), *_why(advice, best), *_compared(advice, best), *_special(advice, best)]
     if advice.fallback is not None:
-        found.append(_safety(advice.fallback))
+        found.append(_safety(advice.fallback, advice.diagnosis.num_clients))
     found += [change.words() for change in advice.changes]
     found += _steadiness(advice, best)
     found += [f"Watch: {advice.falsified_by}"] if advice.falsified_by else []
@@ -52,22 +52,26 @@ def _choice(advice: Advice, best: Contender) -> str:
 def _how(best: Contender) -> str:
     """The rounds that are predicted, and by what."""
     rounds = "1 round" if best.rounds <= 1 else f"{math.ceil(best.rounds):,} rounds"
+    if best.basis == BOUND:
+        return f"{_magnitude(best.rounds)} rounds, as an order of magnitude"
     if best.name == "fedasync":
         rounds = f"the uploads of {rounds}"
     elif best.rounds != best.iterations:
         rounds += f" of messages, in {math.ceil(best.iterations):,} iterations"
+    if best.seconds is not None:
+        rounds += f" ({best.seconds:.3g} virtual seconds)"
     return {
         REHEARSED: "{}, as rehearsed on the federation in miniature",
-        BOUND: "{}, as an order of magnitude",
         TRIED: "about {}, as a trial on the federation suggests",
     }[best.basis].format(rounds)
 
 
-def _safety(fallback: Contender) -> str:
+def _safety(fallback: Contender, num_clients: int) -> str:
     """What to fall back on, and why that is safe."""
+    unbiased = "without local walks clients that differ leave no bias, and " if num_clients > 1 else ""
     return (
-        f"Should it fail: {fallback.words()}. It is safe, as without local walks clients that differ leave no bias, "
-        f"and the step is at most half of what the curvature allows ({fallback.note})."
+        f"Should it fail: {fallback.words()}. It is safe, as {unbiased}the step is at most half of what the curvature "
+        f"allows ({fallback.note})."
     )
 
 
@@ -75,15 +79,20 @@ def _steadiness(advice: Advice, best: Contender) -> list[str]:
     """Whether other measures would have changed the choice; nothing is claimed of what was not asked."""
     examined = advice.details.get("examined")
     if examined is None:
-        if advice.trial is not None or best.basis != REHEARSED:
-            return []
-        why = "the target is not reached" if not best.reaches else "stragglers decide it"
-        return [f"What would change the choice was not examined: {why}."]
+        return [f"What would change the choice was not examined: {_unexamined(advice, best)}."]
     kept = [symbol for symbol in examined if symbol not in {change.symbol for change in advice.changes}]
     if not kept:
         return []
     listed = kept[0] if len(kept) == 1 else f"{', '.join(kept[:-1])} or {kept[-1]}"
     return [f"The choice stays the same with {listed} four times larger or smaller."]
+
+
+def _unexamined(advice: Advice, best: Contender) -> str:
+    if advice.trial is not None:
+        return "a trial decided it, and was made once"
+    if best.basis != REHEARSED:
+        return "there is no miniature to rehearse on"
+    return "the target is not reached" if not best.reaches else "stragglers decide it"
 
 
 def bill(diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -99,12 +108,7 @@ def bill(diagnosis: Diagnosis) -> tuple[str, ...]:
 
 def _why(advice: Advice, best: Contender) -> list[str]:
     """The term that decides, and the rule of thumb for local steps."""
-    found = []
-    if best.bound is not None and best.bound.met:
-        found.append(
-            f"Theory's order of magnitude for {best.title} is {_rounds(best.bound.rounds)} rounds, decided by "
-            f"{best.bound.words()}; it rests on {best.bound.assumption}."
-        )
+    found = [_theory(best, advice.diagnosis)] if best.basis != GUESS else []
     rule = thumb(constants_of(advice.diagnosis)) if advice.setting == "strongly convex" else None
     if rule is not None and advice.diagnosis.num_clients > 1:
         text = _THUMB.get((rule["minibatch-sgd"], rule["ac-sa"]))
@@ -112,13 +116,29 @@ def _why(advice: Advice, best: Contender) -> list[str]:
     return found
 
 
+def _theory(best: Contender, diagnosis: Diagnosis) -> str:
+    """What a bound says of the choice, or that none does."""
+    bound = best.bound
+    if bound is None:
+        return f"No statement of theory speaks of {best.title} in this setting: no bound stands behind it."
+    if not bound.met:
+        return f"Theory's bound for {best.title} ({bound.source}) says nothing here: {bound.words()}."
+    carried = f"; it rests on {bound.assumption}" if diagnosis.num_clients > 1 else ""
+    return (
+        f"Theory's order of magnitude for {best.title} is {_magnitude(bound.rounds)} rounds, decided by "
+        f"{bound.words()}{carried}."
+    )
+
+
 def _compared(advice: Advice, best: Contender) -> list[str]:
     same = (c for c in advice.contenders if c.name != best.name and c.basis == best.basis)
-    others = [c for c in same if c.reaches and c.fits and c.name != "fedasync"]
+    timed = best.seconds is not None
+    others = [c for c in same if c.reaches and c.fits and (timed or c.name != "fedasync")]
     if not others or not best.reaches:
         return []
-    listed = ", ".join(f"{c.title} {_rounds(c.rounds)}" for c in others[:4])
-    return [f"The others would take, in rounds: {listed}."]
+    shown = _magnitude if best.basis == BOUND else _rounds
+    listed = ", ".join(f"{c.title} {shown((c.seconds if timed else None) or c.rounds)}" for c in others[:4])
+    return [f"The others would take, in {'virtual seconds' if timed else 'rounds'}: {listed}."]
 
 
 def _special(advice: Advice, best: Contender) -> list[str]:
@@ -131,7 +151,7 @@ def _special(advice: Advice, best: Contender) -> list[str]:
             "The clients are alike as far as was measured: long local walks cost nothing, and averaging once, at the "
             "end, is worth a try where a client can take so many steps."
         )
-    if advice.details.get("convexified"):
+    if advice.details.get("convexified") and advice.setting == "non-convex":
         found.append(
             "The objective is not convex: the rehearsal folded negative curvature up, which is good for step sizes and "
             "stability and not for where training ends."
@@ -139,8 +159,18 @@ def _special(advice: Advice, best: Contender) -> list[str]:
     if advice.trial is not None:
         took = f"{advice.trial['rounds']} trips of messages and {advice.trial['floats']:.3g} floats in all"
         found.append(f"The trial took {took}, over {advice.trial['settings']} settings.")
-    elif advice.setting == "non-convex":
-        found.append("A short trial on the federation itself (trial_rounds) would be more to the point.")
+    elif advice.setting == "non-convex" or best.basis == BOUND:
+        found.append("A short trial on the federation itself (--trial, trial_rounds) would be more to the point.")
+    if best.basis == BOUND and advice.rounds == MOST_BY_BOUND:
+        found.append(
+            f"As bounds are far too careful, the config asks for {MOST_BY_BOUND:,} rounds only: look at the curve."
+        )
+    if advice.setting == "non-convex" and diagnosis.num_clients > 1:
+        found.append(
+            "If the model is a network: a wider first layer makes it mind less that clients differ, and where many "
+            "layers have weights of very different norms and batches are small, Fed-LAMB is worth a run, at twice the "
+            "messages."
+        )
     if best.name == "fedasync":
         found.append(f"Nobody waits for the slowest: {best.note}.")
     if advice.details.get("precision"):
@@ -191,4 +221,9 @@ def _nature(advice: Advice) -> list[str]:
 def _rounds(rounds: float) -> str:
     if not math.isfinite(rounds):
         return "no number of"
-    return f"{math.ceil(rounds):,}" if rounds < 1e5 else f"{rounds:.1g}"
+    return f"{math.ceil(rounds):,}" if rounds < 1e5 else f"{rounds:.0e}"
+
+
+def _magnitude(rounds: float) -> str:
+    """One digit of it, as there is no more in an order of magnitude."""
+    return _rounds(float(f"{max(rounds, 1.0):.0e}"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sojourn.advice.answer import REHEARSED, TRIED, Contender
+from sojourn.advice.answer import BOUND, REHEARSED, TRIED, Contender
 from sojourn.advice.asked import Budget, Target
 from sojourn.advice.contest import priced
 from sojourn.advice.methods import build, price, trips
@@ -118,7 +118,8 @@ def race(
 def entrants(found: list[Contender]) -> list[Contender]:
     """The contenders that fit, the best first, with their steps, and steps four times longer and shorter."""
     chosen = []
-    for contender in [c for c in found if c.fits and c.basis == REHEARSED][:_METHODS]:
+    basis = REHEARSED if any(c.basis == REHEARSED for c in found) else BOUND
+    for contender in [c for c in found if c.fits and c.basis == basis][:_METHODS]:
         for factor in _FACTORS:
             name = "smoothness" if contender.name == "ac-sa" else "step_size"
             value = contender.options[name] * (1 / factor if name == "smoothness" else factor)

@@ -22,6 +22,8 @@ Of a round that began at x_r, in the order in which they are asked (the first th
     noise      C(k) grows like noise (slope between 0.5 and 1.5) for `patience` rounds: double K
     calm       Dr below 0.1 for `patience` rounds: double K; with K at its limit, eta
 
+Where K is given, eta is halved for it: what counts is the length of a walk, eta K.
+
 Departures. Noise is only subtracted from C where C exceeds it by half: below that the difference is an error of the
 estimate; and Dr is in units of twice the noise where that is more than the displacement: at a plateau rounds go
 nowhere, and every difference would be large. Drift alone takes nothing back: SCAFFOLD's first rounds and the far
@@ -225,7 +227,9 @@ def _room(tuner: Tuner, now: _Signs, limits: Limits) -> tuple[Any, Any, Any]:
 def _why(tuner: Tuner, seen: Statistics, now: _Signs, extrapolated: Any, limits: Limits) -> Any:
     """The first reason that holds."""
     halve, double, longer = _room(tuner, now, limits)
-    poor = now.poor & ~extrapolated & halve  # an extrapolated step may have gained little by itself
+    shorter = halve if limits.tunes_steps else tuner.steps > 1  # a walk: by its steps, or by their size
+    poor = now.poor & ~extrapolated & shorter  # an extrapolated step may have gained little by itself
+    floor = (now.stagnates & (tuner.floored == 0)) | (now.turns >= _RISES)
     # until something was ever taken back, one good round is enough: a start that is far too careful costs rounds too
     patience = jnp.where(tuner.troubled > 0, limits.patience, 1)
     told = (
@@ -235,9 +239,9 @@ def _why(tuner: Tuner, seen: Statistics, now: _Signs, extrapolated: Any, limits:
         (Reason.RISING, now.rising),
         (Reason.SATURATED, now.saturated & poor),
         (Reason.DRIFT, now.apart & poor),
-        (Reason.BIAS, now.stagnates & now.biased & halve),
+        (Reason.BIAS, now.stagnates & now.biased & shorter),
         (Reason.UNDONE, now.stagnates & (tuner.floored == 1) & limits.tunes_step),
-        (Reason.FLOOR, ((now.stagnates & (tuner.floored == 0)) | (now.turns >= _RISES)) & ~now.biased),
+        (Reason.FLOOR, floor & ~now.biased & limits.tunes_step),
         (Reason.NOISE, (now.noisy >= patience) & double),
         (Reason.CALM, (now.calm >= patience) & (double | longer)),
     )
@@ -253,10 +257,11 @@ def decide(tuner: Tuner, seen: Statistics, extrapolated: Any, limits: Limits) ->
     is_ = lambda *codes: jnp.any(jnp.stack([reason == code for code in codes]), axis=0)  # noqa: E731
     halve, double, _ = _room(tuner, now, limits)
     blamed = is_(Reason.FAILED, Reason.LOSS, Reason.RISING)
-    fewer = is_(Reason.DRIFT, Reason.SATURATED, Reason.BIAS)
+    too_far = is_(Reason.DRIFT, Reason.SATURATED, Reason.BIAS)
+    fewer = too_far & limits.tunes_steps
     # what was doubled last is to blame, and where the step is given, only the steps can be
     fewer = fewer | (blamed & halve & ((tuner.grew == 1) | (not limits.tunes_step)))
-    smaller = ((blamed & ~fewer) | is_(Reason.FLOOR)) & limits.tunes_step
+    smaller = (((blamed | too_far) & ~fewer) | is_(Reason.FLOOR)) & limits.tunes_step
     more = is_(Reason.NOISE, Reason.CALM) & double
     larger = (is_(Reason.CALM) & ~double) | is_(Reason.UNDONE)
     steps = jnp.where(fewer, jnp.maximum(1, tuner.steps // 2), jnp.where(more, 2 * tuner.steps, tuner.steps))

@@ -24,7 +24,7 @@ import numpy as np
 from sojourn.diagnosis.case import VISITED, Case
 from sojourn.diagnosis.spectra import Edges, lanczos, pair_squares, worst_pair
 
-NUM_PROBES = 10
+NUM_PROBES = 20
 _NUM_FORMS = 10
 _NUMBERS_AT_ONCE = 1 << 26  # in the directions that an iteration keeps
 _SETTLED = 1e-3  # relative residual at which an iteration that takes trips of messages ends

@@ -17,6 +17,7 @@ from sojourn.diagnosis.spectra import fourth_mean, pair_squares
 
 _DROP = 100.0  # of a client's gradient, when it goes on alone
 _NEWTON_PRODUCTS = 20
+_FAR = "measured from the warm-up's end, which may be far from the optimum"
 _VANISHED = 1e-2  # of the clients' own gradients: a mean that is smaller is taken for none
 
 
@@ -31,7 +32,8 @@ def proxy(case: Case) -> None:
     value = float(np.sqrt(asking.weights @ slopes**2)) / top
     high = fourth_mean(slopes, asking.weights) / bottom if bottom else None
     how = "root mean squared gradient over H (Remark 8); above, over mu"
-    case.tell("optima_distance_proxy", value, "lower bound", case.best_name, how, low=value, high=high)
+    kind, low, note = ("lower bound", value, "") if _near_the_optimum(case) else ("estimate", 0.0, _FAR)
+    case.tell("optima_distance_proxy", value, kind, case.best_name, how, low=low, high=high, note=note)
 
 
 def alone(case: Case) -> None:
@@ -51,11 +53,14 @@ def alone(case: Case) -> None:
     note = "" if reached == len(asking) else f"{reached} of {len(asking)} clients' gradients fell {_DROP:g}-fold"
     bottom = case.value("strong_convexity") or 0.0
     doubt = fourth_mean(np.array(left) / bottom, asking.weights) if bottom > 0 else None
+    off = _from_the_optimum(case)
+    about = None if doubt is None or off is None else doubt + off
+    beside = note if _near_the_optimum(case) else "; ".join(text for text in (note, _FAR) if text)
     how, at = f"clients alone until their gradients fall {_DROP:g}-fold", case.best_name
     away = np.linalg.norm(case.optima - case.best, axis=1)
     asking.sent(up=2)
     if case.facts.optima_distance is None:
-        _told(case, "optima_distance", fourth_mean(away, asking.weights), at, how, doubt, note)
+        _told(case, "optima_distance", fourth_mean(away, asking.weights), at, how, about, beside)
     if case.facts.mean_optima_distance is None:
         far = float(asking.weights @ np.linalg.norm(case.optima - case.start, axis=1))
         _told(case, "mean_optima_distance", far, "the start", how, doubt, note)
@@ -71,6 +76,23 @@ def alone(case: Case) -> None:
     pairs = np.sqrt(pair_squares(case.optima))
     twice = None if doubt is None else 2 * doubt
     _told(case, "optima_heterogeneity", fourth_mean(pairs, asking.weights), at, how, twice, note)
+
+
+def _near_the_optimum(case: Case) -> bool:
+    """Whether distances from the best model are distances from the optimum: it is known, or was searched for."""
+    return case.facts.x_star is not None or not case.scalars_only
+
+
+def _from_the_optimum(case: Case) -> float | None:
+    """How far the best model may be from x*: the mean gradient there, of which scalars know the clients' norms, over
+    mu."""
+    if case.facts.x_star is not None:
+        return 0.0
+    bottom, slopes, w = case.value("strong_convexity"), case.at(case.best, case.best_name), case.asking.weights
+    if not bottom:
+        return None
+    mean = w @ np.linalg.norm(slopes, axis=1) if case.scalars_only else np.linalg.norm(w @ slopes)
+    return float(mean) / bottom
 
 
 def _told(case: Case, name: str, value: float, at: str, how: str, doubt: float | None, note: str) -> None:

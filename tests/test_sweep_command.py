@@ -232,9 +232,9 @@ def test_a_sweep_read_back_is_the_sweep_and_can_be_reported(tmp_path: Path) -> N
 
 def test_words_and_numbers_can_stand_in_one_axis(tmp_path: Path) -> None:
     """A run that tunes itself against steps by hand; the table then has words."""
-    history = sweep_config(tables(), ["algorithm.step_size=auto,0.02"], tmp_path / "w", progress=False)
-    again = load_history(tmp_path / "w")
+    (history,) = sweep_config(tables(), ["algorithm.step_size=auto,0.02"], tmp_path / "w", progress=False)
+    again = load_history(next((tmp_path / "w").rglob("history.parquet")).parent)
     assert set(again.table["algorithm.step_size"]) == {"auto", "0.02"} == set(history.table["algorithm.step_size"])
     assert set(history.manifest["axes"]["algorithm.step_size"]) == {"auto", "0.02"}
-    numbers = sweep_config(tables(), ["algorithm.step_size=0.01,0.02"], tmp_path / "n", progress=False)
+    (numbers,) = sweep_config(tables(), ["algorithm.step_size=0.01,0.02"], tmp_path / "n", progress=False)
     assert numbers.table["algorithm.step_size"].dtype == float

@@ -13,7 +13,7 @@ from rich.console import Console
 import sojourn as sj
 from small_diagnoses import changed, diagnosis_of, family
 from sojourn.advice import advise_online, write_page
-from sojourn.advice.asked import parse_budget, parse_target
+from sojourn.advice.asked import Target, parse_budget, parse_target
 from sojourn.advice.bounds import RULES, best_bound, bound, constants_of, error_asked, thumb
 from sojourn.advice.contest import Scene, contest, quickest, ranked
 from sojourn.advice.contest import scene_of as true_scene
@@ -337,6 +337,17 @@ def test_the_map_has_the_federation_in_it(advice, rehearsed: bool) -> None:
         assert found.beats[0, 0] == 0
     else:
         assert (np.diff(found.beats, axis=0) >= 0).all() and (np.diff(found.beats, axis=1) >= 0).all()
+
+
+def test_the_map_shows_every_point_that_was_measured() -> None:
+    federation = family(0.1, 0.3, noise=0.1)
+    found = sj.diagnose(federation, facts=False, progress=False)
+    assert set(found.details["tau_at"]) == {"the start", "after 12 rounds"}
+    placed = map_of(found, Target("distance", 0.3), FEW)
+    H, B = found.value("smoothness"), found.value("start_distance")
+    taus = {round(x, 9) for x, y in placed.others if y == placed.here[1]}
+    assert {round(tau / H, 9) for tau in found.details["tau_at"].values()} <= taus
+    assert (placed.here[0], found.value("optima_distance_newton") / B) in placed.others
 
 
 def test_the_rehearsed_map_at_the_federation_itself_is_the_contest(advice) -> None:

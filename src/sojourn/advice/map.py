@@ -35,7 +35,7 @@ class Map:
     here: tuple[float, float]  # tau/H and phi_*/B as measured
     spread: tuple[float, float, float, float]  # low and high of both
     rehearsed: bool  # or by bounds
-    others: tuple[tuple[float, float], ...] = ()  # where other ways of measuring see it
+    others: tuple[tuple[float, float], ...] = ()  # where it is by other points visited, and other ways of measuring
 
 
 def map_of(diagnosis: Diagnosis, target: Target, budget: Budget) -> Map | None:
@@ -65,6 +65,7 @@ def _seen_otherwise(
     """One of the two by its other estimates, the other as it is."""
     told = lambda names, unit: [value / unit for name in names if (value := diagnosis.value(name))]  # noqa: E731
     across = told(("hessian_heterogeneity_rms", "hessian_heterogeneity_path"), H)
+    across += [tau / H for tau in diagnosis.details.get("tau_at", {}).values()]
     up = told(("optima_distance_proxy", "optima_distance_newton"), B)
     return (*((tau, here[1]) for tau in across), *((here[0], phi) for phi in up))
 

@@ -118,8 +118,9 @@ def _charts(advice: Advice, placed: Map | None) -> list[dict[str, Any]]:
             else "Where theory's worst case lets local SGD win, for this federation's other constants."
         )
         note = (
-            f"{basis} The cross is where it was measured to be, with its uncertainty; dots are what other ways of "
-            "measuring say: tau as a mean (tau_rms) and on the path, phi_* from gradients and by Newton steps."
+            f"{basis} The cross is where it was measured to be, with its uncertainty; dots are what single points and "
+            "other ways of measuring say: tau at the start and after the warm-up, on the path and as a mean (tau_rms), "
+            "phi_* from gradients and by Newton steps."
         )
         found.append({"title": "Where this federation sits", "note": note, "spec": map_spec(placed)})
     rows = [c for c in advice.contenders if c.reaches]

@@ -49,6 +49,7 @@ class Case:
     tops: np.ndarray | None = None  # (M, d): directions of largest curvature
     optima: np.ndarray | None = None  # (M, d): where the clients went alone
     edge: tuple[float, float] | None = None  # smallest curvature met, and its doubt
+    taus: dict[str, float] = dataclasses.field(default_factory=dict)  # by the name of the point
     measures: dict[str, Measure] = dataclasses.field(default_factory=dict)
     shared: dict[str, Cost] = dataclasses.field(default_factory=dict)  # of what serves several measures, by its name
     warnings: list[str] = dataclasses.field(default_factory=list)

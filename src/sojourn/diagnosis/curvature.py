@@ -274,7 +274,7 @@ def heterogeneity(case: Case) -> None:
     value = float(_pairs(case, sorted(ways)).max())
     worst = np.unravel_index(int(np.argmax(squares)), squares.shape)
     how = f"Lanczos on the differences of {len(ways)} suspected pairs"
-    best = max(value, rms)
+    best = case.taus[case.here_name] = max(value, rms)
     high = max(best, float(np.sqrt(squares[worst] + 2 * spread[worst])))
     case.tell_largest("hessian_heterogeneity", best, "lower bound", case.here_name, how, low=best, high=high)
     kept = case.measures["hessian_heterogeneity"]

@@ -188,6 +188,7 @@ def _close(case: Case, miniature: Miniature | None) -> Diagnosis:
         "whole": case.asking.whole,
         "points_held": [int(number) for number in case.asking.held],
         "label_counts": None if counts is None else np.asarray(counts).tolist(),
+        "tau_at": dict(case.taus),
     }
     return Diagnosis(
         federation.name, federation.num_clients, case.asking.dimension, federation.clients.batch_size,

@@ -14,6 +14,7 @@ import signal
 import socket
 import ssl
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -286,8 +287,8 @@ async def _unless(event: asyncio.Event, work: Any, grace: float = 0.0) -> Any:
 
 def _trusted(url: str, authority: str | None) -> Any:
     """TLS unless the broker is on this machine."""
-    host = url.split("://", 1)[-1].rsplit(":", 1)[0]
-    return None if is_loopback(host) and not url.startswith("tls://") else client_context(authority)
+    found = urllib.parse.urlsplit(url)
+    return None if found.scheme == "nats" and is_loopback(found.hostname or "") else client_context(authority)
 
 
 @contextlib.asynccontextmanager

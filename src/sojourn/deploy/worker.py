@@ -129,7 +129,7 @@ class Post:
 
     async def __aexit__(self, *error: object) -> None:
         self._beats.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError, SojournError):  # of a connection that ended: it was told
             await self._beats
         with contextlib.suppress(*TROUBLE):
             await self._connection.close()
@@ -148,7 +148,7 @@ class Post:
                 await asyncio.sleep(1.0)
             except TROUBLE:
                 if self.closed:
-                    raise closed() from None
+                    raise closed(self._connection) from None
                 if time.monotonic() > until:
                     raise SojournError(
                         f"the server at {self.url} does not answer; is `sojourn serve` running?"
@@ -223,7 +223,7 @@ class Desk:
                     message = await tasks.get()
             except TimeoutError:
                 if self.post.closed:
-                    raise closed() from None
+                    raise closed(self.post._connection) from None
                 if not self.post.in_hand and await _is_over(self.post):
                     return None
                 continue

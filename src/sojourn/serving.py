@@ -30,6 +30,7 @@ from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.files import write_atomically
 from sojourn.core.plug import called, function_named
+from sojourn.core.threads import aside, unless
 from sojourn.data.dataset import Dataset, Pixels
 from sojourn.deploy.asynchronous import OneByOne
 from sojourn.deploy.book import Book
@@ -247,7 +248,7 @@ def _welcome(config: Config, federation: Federation, algorithm: Algorithm) -> di
 
 
 async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Callable[[str], None]) -> None:
-    _on_signals(server.stopping)
+    hurry = _on_signals(server.stopping)
     async with contextlib.AsyncExitStack() as stack:
         tls: ssl.SSLContext | None
         if where.broker is None:
@@ -262,27 +263,15 @@ async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Cal
             token = None if is_loopback(host) else new_token()
             page = await stack.enter_async_context(serve_page(server.snapshot, host, port, token))
             say(f"status page: {page}")
-        await _unless(server.stopping, server.run(url, ring.server.seed, tls), grace=_GRACE_SECONDS)
+        await unless(server.stopping, server.run(url, ring.server.seed, tls), _GRACE_SECONDS, hurry)
 
 
-def _on_signals(event: asyncio.Event) -> None:
+def _on_signals(event: asyncio.Event) -> asyncio.Event:
+    """The first signal sets the event, a second one the event that is returned: somebody does not want to wait."""
+    again = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, event.set)
-
-
-async def _unless(event: asyncio.Event, work: Any, grace: float = 0.0) -> Any:
-    """The work's result, or None if the event comes first and the work does not end by itself within the grace."""
-    working, called_off = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
-    await asyncio.wait([working, called_off], return_when=asyncio.FIRST_COMPLETED)
-    called_off.cancel()
-    if not working.done():
-        await asyncio.wait([working], timeout=grace)
-    if working.done():
-        return working.result()
-    working.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await working
-    return None
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (again if event.is_set() else event).set())
+    return again
 
 
 def _trusted(url: str, authority: str | None) -> Any:
@@ -392,7 +381,7 @@ async def _take_part(
 ) -> int:
     leave = asyncio.Event()
     _on_signals(leave)
-    done = await _unless(leave, _worked(Post(url, creds, _trusted(url, creds.authority), patience), data, place, told))
+    done = await unless(leave, _worked(Post(url, creds, _trusted(url, creds.authority), patience), data, place, told))
     if done is None:
         raise KeyboardInterrupt
     return int(done)
@@ -404,7 +393,7 @@ async def _worked(post: Post, data: str, place: Path, told: Callable[[int, str],
         welcome = await post.hello()
         if welcome["over"]:
             return 0
-        client = await asyncio.to_thread(_client, welcome, post.name, data, place)
+        client = await aside(_client, welcome, post.name, data, place)
         await post.hello(samples=_samples(client))
         return await work(post, client, told)
 

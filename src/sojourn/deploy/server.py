@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from sojourn.core.errors import SojournError
+from sojourn.core.threads import aside, unless
 from sojourn.deploy import parcels
 from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, REJECTED, Book, Task, read_log
 from sojourn.deploy.broker import (
@@ -76,6 +77,7 @@ class Server:
             self._enlist(name)
         self._evaluate, self._eval_every, self._roster, self._told = evaluate, eval_every, roster, told
         self.tally = Tally(label, time.time(), privacy=spent(book.done))
+        self._unmeasured = False  # whether a signal came before the model was measured
         self.ready = False  # whether streams are there and uploads are taken
         self.stopping, self._broker_is_back = asyncio.Event(), asyncio.Event()
         self._held: list[Receipt] = []  # uploads that were taken and are not in a model on disk yet
@@ -110,7 +112,7 @@ class Server:
     def status(self) -> str:
         if self.book.diverged:
             return "diverged"
-        if self.book.over:
+        if self.book.over and not self._unmeasured:
             return "over"
         if self.stopping.is_set():
             return "stopped"
@@ -438,7 +440,10 @@ class Server:
         """The metrics of the model, unless it was measured already."""
         if self._evaluate is None or (self.book.metrics and self.book.metrics[-1]["done"] >= self.book.done):
             return
-        found = await asyncio.to_thread(self._evaluate, self.book.server)
+        found = await unless(self.stopping, aside(self._evaluate, self.book.server))
+        self._unmeasured = found is None  # the next server of the run does it
+        if found is None:
+            return
         self.tally.privacy = self._spent(self.book.done)
         self.book.metrics.append({"done": self.book.done, "seconds": round(self.book.seconds, 3), **found})
         if not np.isfinite(found.get("loss", 0.0)):

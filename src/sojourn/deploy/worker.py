@@ -22,6 +22,7 @@ import numpy as np
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
+from sojourn.core.threads import aside
 from sojourn.core.vec import Vec
 from sojourn.deploy import parcels
 from sojourn.deploy.book import Trips
@@ -44,6 +45,7 @@ UPLOAD_WORDS = frozenset({"task", "exchange", "parcel", "digest"})
 OVER = encode("over", {})  # the server's last word
 START = "start"  # the parcel of the starting point
 _BEAT_SECONDS = 2.0
+_CLOSE_SECONDS = 5.0  # a broker that is gone says no farewell
 _SHORT = 0.002  # seconds of a task that is done at once, not in a thread
 IN_HAND = 8  # tasks at most: what the broker keeps of a worker's uploads
 _KNOWN = 1000  # tasks that a worker knows to be answered
@@ -132,7 +134,8 @@ class Post:
         with contextlib.suppress(asyncio.CancelledError, SojournError):  # of a connection that ended: it was told
             await self._beats
         with contextlib.suppress(*TROUBLE):
-            await self._connection.close()
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._connection.close()
 
     async def hello(self, samples: int | None = None, patience: float | None = None) -> dict[str, Any]:
         """What the server says to a worker: its number, the run's tables, and whether the run is over."""
@@ -283,7 +286,7 @@ class Desk:
         if self._seconds.get(name, _SHORT) < _SHORT:
             up = self.client.do(number, name, *rest)
         else:
-            up = await asyncio.to_thread(self.client.do, number, name, *rest)
+            up = await aside(self.client.do, number, name, *rest)
         self._seconds[name] = time.monotonic() - since
         return up
 

@@ -41,6 +41,7 @@ from sojourn.deploy.record import history_of
 from sojourn.deploy.rounds import InRounds
 from sojourn.deploy.server import Server
 from sojourn.deploy.status import write_status
+from sojourn.deploy.supervision import supervised
 from sojourn.deploy.wire import Schema
 from sojourn.deploy.worker import Client, Post, work
 from sojourn.driver import world_of
@@ -52,7 +53,6 @@ from sojourn.problems import PROBLEMS
 
 LISTEN = "127.0.0.1:4222"
 _STATUS_SECONDS = 0.5
-_SUPERVISE_SECONDS = 0.5
 _GRACE_SECONDS = 10.0  # for a server to end its step when it is told to stop
 
 
@@ -252,7 +252,7 @@ async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Cal
     async with contextlib.AsyncExitStack() as stack:
         tls: ssl.SSLContext | None
         if where.broker is None:
-            url, tls = await stack.enter_async_context(_own_broker(ring, run, where))
+            url, tls = await stack.enter_async_context(_own_broker(ring, run, where, say))
             say(f"the broker listens on {url}; `sojourn invite NAME --run {run}` lets a worker in")
         else:
             url, tls = where.broker, _trusted(where.broker, where.authority.read_text() if where.authority else None)
@@ -281,7 +281,7 @@ def _trusted(url: str, authority: str | None) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
+async def _own_broker(ring: Ring, run: Path, where: Place, say: Callable[[str], None]) -> Any:
     """A broker that is started, told of new invitations, started again if it dies, and stopped in the end."""
     host, port = _host_and_port(where.listen, "--listen")
     tls = where.tls
@@ -298,14 +298,9 @@ async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
     broker.start()
     try:
         await broker.wait_until_up()
-        watching = asyncio.create_task(_supervise(broker, ring, write, known))
-        try:
+        async with supervised(broker, ring, write, known, say):
             scheme = "nats" if tls is None else "tls"
             yield f"{scheme}://{_bracketed(broker.host)}:{port}", None if tls is None else _at_home(tls)
-        finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
     finally:
         broker.stop()
 
@@ -330,16 +325,6 @@ def _at_home(tls: Tls) -> ssl.SSLContext:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-async def _supervise(broker: Broker, ring: Ring, write: Callable[[], None], known: float) -> None:
-    while True:
-        await asyncio.sleep(_SUPERVISE_SECONDS)
-        if not broker.running:
-            broker.start()
-        elif ring.changed != known:
-            known = ring.changed
-            write()
 
 
 def _names(host: str) -> list[str]:

@@ -135,6 +135,10 @@ class Broker:
     def config_file(self) -> Path:
         return self.place / "broker.conf"
 
+    @property
+    def log(self) -> Path:
+        return self.place / "broker.log"
+
     def configure(self, content: str) -> None:
         """Writes the configuration; a broker that runs reads it again."""
         self.place.mkdir(parents=True, exist_ok=True)
@@ -171,7 +175,7 @@ class Broker:
             time.sleep(0.1)
 
     def start(self) -> None:
-        log = open(self.place / "broker.log", "ab")  # noqa: SIM115 - the process keeps it
+        log = open(self.log, "ab")  # noqa: SIM115 - the process keeps it
         self._process = subprocess.Popen(
             [find_program(), "-c", str(self.config_file.absolute())], stdout=log, stderr=log, start_new_session=True
         )
@@ -182,7 +186,7 @@ class Broker:
         until = time.monotonic() + _START_SECONDS
         while time.monotonic() < until:
             if not self.running:
-                raise SojournError(f"the broker ended at once; {self.place / 'broker.log'} says why.")
+                raise SojournError(f"the broker ended at once; {self.log} says why.")
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection(self.host, self.port)
                 writer.close()

@@ -357,6 +357,8 @@ def join(
 ) -> int:  # fmt: skip
     """Takes part in a run until it is over; returns how many tasks were done."""
     check_url(url)
+    if not patience > 0:
+        raise SojournError(f"--patience {patience:g} is no time to wait; give a positive number of seconds.")
     function_named(data)  # mistakes are told before anybody is called
     return asyncio.run(_take_part(url, creds, data, place, patience, told))
 
@@ -392,9 +394,7 @@ def _client(welcome: Mapping[str, Any], name: str, data: str, place: Path) -> Cl
     """The client that a worker is: the server's names and numbers, its own data."""
     config = validate(welcome["tables"])
     _use_precision(config)
-    function = function_named(data)
-    takes_name = bool(inspect.signature(function).parameters)
-    given = called(data, name) if takes_name else called(data)
+    given = called(data, name) if _takes_name(data) else called(data)
     federation = given if isinstance(given, Federation) else _federation_of(config, welcome["shape"], given, data)
     expected = Schema(tuple((kind, tuple(shape)) for kind, shape in welcome["start"]))
     if Schema.of(federation.x0) != expected:
@@ -406,15 +406,22 @@ def _client(welcome: Mapping[str, Any], name: str, data: str, place: Path) -> Cl
     return Client(federation, guard(config, build_algorithm(config.algorithms[0]), noise), place)
 
 
+def _takes_name(data: str) -> bool:
+    try:
+        return bool(inspect.signature(function_named(data)).parameters)
+    except ValueError:  # some that are built in do not tell
+        return True
+
+
 def _federation_of(config: Config, shape: Mapping[str, Any], given: Any, data: str) -> Federation:
     """The config's problem on one client's arrays."""
     if not shape:
         raise SojournError(
             f'problem "{config.problem.name}" has no arrays; {data} must return a sojourn federation of one client.'
         )
-    if not isinstance(given, tuple) or len(given) != 2:
+    if not isinstance(given, tuple | list) or len(given) != 2:
         raise SojournError(f"{data} returns a {type(given).__name__}; expected features and labels, or a federation.")
-    x, y = (np.asarray(part) for part in given)
+    x, y = (_array(part, what, data) for part, what in zip(given, ("features", "labels"), strict=True))
     if list(x.shape[1:]) != shape["inputs"]:
         raise SojournError(
             f"{data} returns samples of shape {x.shape[1:]}; the server's have {tuple(shape['inputs'])}."
@@ -422,6 +429,18 @@ def _federation_of(config: Config, shape: Mapping[str, Any], given: Any, data: s
     pixels = Pixels(tuple(shape["mean"]), tuple(shape["std"])) if "mean" in shape and x.dtype == np.uint8 else None
     private = Dataset(data, x, y, x[:1], y[:1], shape["classes"], pixels, complete=False)
     return federation_on(config, private, [np.arange(len(private.y_train))])
+
+
+def _array(part: Any, what: str, data: str) -> np.ndarray:
+    try:
+        found = np.asarray(part)
+        if found.dtype.kind not in "biuf":
+            raise TypeError
+    except (ValueError, TypeError):
+        raise SojournError(
+            f"{data} returns {what} that are no array of numbers; are all rows of the same length?"
+        ) from None
+    return found
 
 
 def memory_place(creds: Path) -> Path:

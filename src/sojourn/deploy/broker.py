@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import os
 import shutil
@@ -279,6 +280,7 @@ async def connected(
     `returned` is called each time it has come back.
     """
     check_url(url)
+    logging.getLogger("asyncio").addFilter(_is_news)
     heard: list[Exception] = []
     closing: list[Any] = []
     refused = asyncio.Event()
@@ -329,9 +331,19 @@ async def connected(
     raise SojournError(f"no broker answers at {url} within {patience:.0f} s; {hint}")
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """All but what asyncio says each time that a connection with TLS, as the client library makes it, ends."""
+    return "eof_received() has no effect when using ssl" not in record.getMessage()
+
+
 def check_url(url: str) -> None:
-    found = urllib.parse.urlsplit(url if "://" in url else f"?{url}")
-    if found.scheme not in ("nats", "tls") or not found.hostname:
+    """An address that the client library can read; of others it would complain in its own way."""
+    try:
+        found = urllib.parse.urlsplit(url if "://" in url else f"?{url}")
+        port = 1 if found.port is None else found.port
+    except ValueError:  # a port that is no number or too large, a bracket that is not closed
+        port = 0
+    if not port or not url.startswith(("nats://", "tls://")) or not found.hostname:
         raise SojournError(f"{url!r} is no broker's address; it reads nats://HOST:PORT, or tls://HOST:PORT.")
 
 

@@ -273,7 +273,7 @@ class Desk:
         told = {"task": words["task"], "exchange": name, "parcel": "", "digest": ""}
         if client.trips.upload_schemas[name].num_bytes > parcels.INLINE_BYTES:
             content = pieces("upload", told, up)
-            told |= {"parcel": f"task-{number}", "digest": parcels.digest_of(content)}
+            told |= {"parcel": parcels.upload_name(number), "digest": parcels.digest_of(content)}
             async with self._writing:  # what else is half written would be taken for a rest
                 await parcels.put(post.stream, parcels.uploads_bucket(post.name), told["parcel"], content)
             del content

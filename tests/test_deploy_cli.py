@@ -4,6 +4,7 @@ import fcntl
 import json
 import socket
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 import sojourn as sj
 from fieldwork import EXAMPLES, NAMES, Fieldwork
+from sojourn import serving
 from sojourn.cli import deployment
-from sojourn.config import to_toml
+from sojourn.config import load_config, to_toml
+from sojourn.core.errors import SojournError
 from sojourn.deploy.keys import Credentials, Ring
 from test_cli import Command, command  # noqa: F401 - a fixture
 
@@ -37,6 +40,7 @@ def test_a_run_of_processes_ends_with_true_codes_and_secrets_stay_where_they_are
     history = sj.load_history(work.run)
     assert history.status == "ok" and history.last("round") == 6 and history.last("test_accuracy") > 0.5
     assert list(history.table["participants"]) == [0, 4, 4, 4, 4, 4, 4]
+    assert "eof_received" not in work.logs()
     assert (work.run / "report.html").exists() and work.audit()[1] < 1e-5
     seeds = [Credentials.load(tmp_path / f"{name}.creds").seed for name in NAMES] + [Ring(work.run).server.seed]
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
@@ -67,6 +71,50 @@ def test_invitations(command: Command, tmp_path: Path) -> None:  # noqa: F811
     assert "permissions" not in server and "sojourn.upload.ada" in worker["permissions"]["publish"]
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"server": "x", "workers": {}}', b"\xff"])
+def test_keys_that_are_damaged_are_one_sentence(
+    content: str | bytes, command: Command, tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    run = tmp_path / "run"
+    command("invite", "ada", "--run", run)
+    (run / "keys.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    why = "keys.json is damaged; put a copy of it back, or delete it"
+    assert why in command.refused("invite", "ben", "--run", run)
+    if content == "{":
+        assert why in command.refused("serve", written(tmp_path / "a.toml"), "--out", run)
+
+
+SAMPLES, LABELS = [[0.5] * 64, [1.0] * 64], [0, 9]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (([[0.5] * 64, [1.0] * 63], LABELS), "features that are no array of numbers"),
+        ((SAMPLES, [[0], [1, 2]]), "labels that are no array of numbers"),
+        (([["a"] * 64] * 2, LABELS), "features that are no array of numbers"),
+        ((SAMPLES, [None, 1]), "labels that are no array of numbers"),
+        ([SAMPLES], "expected features and labels"),
+        ((SAMPLES, [0]), "one label each"),
+    ],
+)
+def test_data_that_are_none_are_one_sentence(
+    given: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(EXAMPLES / "digits.toml")
+    welcome = serving._welcome(config, *serving._prepared(config)[:2])
+    monkeypatch.setattr(sys.modules[__name__], "mine", lambda: given, raising=False)
+    with pytest.raises(SojournError, match=why):
+        serving._client(welcome, "ada", f"{__name__}:mine", tmp_path)
+
+
+def test_features_and_labels_may_come_in_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(EXAMPLES / "digits.toml")
+    welcome = serving._welcome(config, *serving._prepared(config)[:2])
+    monkeypatch.setattr(sys.modules[__name__], "mine", lambda: [SAMPLES, LABELS], raising=False)
+    assert serving._samples(serving._client(welcome, "ada", f"{__name__}:mine", tmp_path)) == 2
+
+
 def test_joining(command: Command, tmp_path: Path) -> None:  # noqa: F811
     creds, nowhere = tmp_path / "ada.creds", "nats://127.0.0.1:1"
     assert "cannot read" in command.refused("join", nowhere, "--creds", creds, "--data", "json:loads")
@@ -76,6 +124,14 @@ def test_joining(command: Command, tmp_path: Path) -> None:  # noqa: F811
     command("invite", "ada", "--run", tmp_path / "run", "--out", creds)
     for data in ("json", "no_such_module:f", "json:nothing"):
         assert data in command.refused("join", nowhere, "--creds", creds, "--data", data)
+    rest = ("--creds", creds, "--data", "json:loads")
+    for address in (
+        "127.0.0.1", "http://a:1", "nats://", "nats://127.0.0.1:abc", "nats://127.0.0.1:99999", "nats://127.0.0.1:0",
+        "tls://[::1", "TLS://127.0.0.1:1",
+    ):  # fmt: skip
+        assert "is no broker's address" in command.refused("join", address, *rest)
+    for seconds in ("0", "-1", "nan"):
+        assert "positive number of seconds" in command.refused("join", nowhere, *rest, "--patience", seconds)
     calm = ("--patience", "1")
     assert "no broker answers" in command.refused("join", nowhere, "--creds", creds, "--data", "json:loads", *calm)
 
@@ -114,6 +170,7 @@ def test_one_server_one_config_one_port(command: Command, tmp_path: Path) -> Non
     with open(run / ".serve.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "at work" in command.refused("serve", file, "--out", run)
+    assert "no broker's address" in command.refused("serve", file, "--out", run, "--broker", "nats://127.0.0.1:port")
     assert "all three" in command.refused("serve", file, "--out", run, "--key", "k.pem")
 
 

@@ -28,7 +28,7 @@ from sojourn.deploy.replay import difference
 from sojourn.deploy.rounds import InRounds
 from sojourn.deploy.rules import Rules
 from sojourn.deploy.server import Server
-from sojourn.deploy.wire import Rejected
+from sojourn.deploy.wire import FORMAT, Rejected
 from sojourn.deploy.worker import Client
 from test_deploy_network import NAMES, Home, data, together
 
@@ -213,6 +213,40 @@ def test_parcels_of_tasks_that_wait_leave_each_other_alone(home: Home, monkeypat
     serving = home.server(60, method, wide(*range(4)), ahead=3)
     asyncio.run(together(home, serving, [home.worker(number, method, wide(number)) for number in range(4)]))
     assert serving.rejected == serving.book.given_up == 0 and serving.book.applied == 60
+
+
+def test_parcels_that_no_message_speaks_of_are_taken_away_and_no_others(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of workers that were killed before they could send one, and found their task given up when they came back."""
+    monkeypatch.setattr(parcels, "INLINE_BYTES", 1 << 10)
+    serving, bucket = home.server(10, METHODS["fedasync"], wide(*range(4))), parcels.uploads_bucket("ada")
+    (task,) = serving.book.assign([0], 0.0)
+    wanted = parcels.upload_name(task.number)
+
+    async def left(comes_anew: bool) -> list[str]:
+        connection = await _at_the_broker(home)
+        serving.stream = connection.jetstream()
+        await streams.make_streams(serving.stream)
+        await parcels.make_bucket(serving.stream, bucket, 5 << 20)
+        for name in (wanted, "task-7", "task-8"):
+            await parcels.put(serving.stream, bucket, name, [bytes(1000)])
+        await serving.stream.publish(f"$O.{bucket}.C.{wanted}-begun", b"x")  # a writer is at work on it
+        await serving.stream.publish(f"$O.{bucket}.M.x", b"x")  # no name that anybody could read
+        if comes_anew:
+            assert serving._greet(serving.workers["ada"], b'{"format": "%s", "samples": 20}' % FORMAT.encode()) == {}
+            await serving._look_around()
+        else:
+            await serving._make_consumers()
+        found = sorted(await parcels._subjects(serving.stream, bucket))
+        await connection.close()
+        return [subject.removeprefix(f"$O.{bucket}.") for subject in found]
+
+    for comes_anew in (False, True):  # when a server starts, and when a worker comes anew
+        *chunks, about = asyncio.run(left(comes_anew))
+        assert len(chunks) == 2 and all(chunk.startswith(f"C.{wanted}-") for chunk in chunks)
+        assert f"C.{wanted}-begun" in chunks
+        assert parcels._names_among([f"$O.{bucket}.{about}"], bucket) == {wanted}
 
 
 class KilledError(Exception):

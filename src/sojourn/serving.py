@@ -14,6 +14,7 @@ import signal
 import socket
 import ssl
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.core.files import write_atomically
 from sojourn.core.plug import called, function_named
+from sojourn.core.threads import aside, unless
 from sojourn.data.dataset import Dataset, Pixels
 from sojourn.deploy.asynchronous import OneByOne
 from sojourn.deploy.book import Book
@@ -39,6 +41,7 @@ from sojourn.deploy.record import history_of
 from sojourn.deploy.rounds import InRounds
 from sojourn.deploy.server import Server
 from sojourn.deploy.status import write_status
+from sojourn.deploy.supervision import supervised
 from sojourn.deploy.wire import Schema
 from sojourn.deploy.worker import Client, Post, work
 from sojourn.driver import world_of
@@ -50,7 +53,6 @@ from sojourn.problems import PROBLEMS
 
 LISTEN = "127.0.0.1:4222"
 _STATUS_SECONDS = 0.5
-_SUPERVISE_SECONDS = 0.5
 _GRACE_SECONDS = 10.0  # for a server to end its step when it is told to stop
 
 
@@ -246,11 +248,11 @@ def _welcome(config: Config, federation: Federation, algorithm: Algorithm) -> di
 
 
 async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Callable[[str], None]) -> None:
-    _on_signals(server.stopping)
+    hurry = _on_signals(server.stopping)
     async with contextlib.AsyncExitStack() as stack:
         tls: ssl.SSLContext | None
         if where.broker is None:
-            url, tls = await stack.enter_async_context(_own_broker(ring, run, where))
+            url, tls = await stack.enter_async_context(_own_broker(ring, run, where, say))
             say(f"the broker listens on {url}; `sojourn invite NAME --run {run}` lets a worker in")
         else:
             url, tls = where.broker, _trusted(where.broker, where.authority.read_text() if where.authority else None)
@@ -261,37 +263,25 @@ async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Cal
             token = None if is_loopback(host) else new_token()
             page = await stack.enter_async_context(serve_page(server.snapshot, host, port, token))
             say(f"status page: {page}")
-        await _unless(server.stopping, server.run(url, ring.server.seed, tls), grace=_GRACE_SECONDS)
+        await unless(server.stopping, server.run(url, ring.server.seed, tls), _GRACE_SECONDS, hurry)
 
 
-def _on_signals(event: asyncio.Event) -> None:
+def _on_signals(event: asyncio.Event) -> asyncio.Event:
+    """The first signal sets the event, a second one the event that is returned: somebody does not want to wait."""
+    again = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, event.set)
-
-
-async def _unless(event: asyncio.Event, work: Any, grace: float = 0.0) -> Any:
-    """The work's result, or None if the event comes first and the work does not end by itself within the grace."""
-    working, called_off = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
-    await asyncio.wait([working, called_off], return_when=asyncio.FIRST_COMPLETED)
-    called_off.cancel()
-    if not working.done():
-        await asyncio.wait([working], timeout=grace)
-    if working.done():
-        return working.result()
-    working.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await working
-    return None
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (again if event.is_set() else event).set())
+    return again
 
 
 def _trusted(url: str, authority: str | None) -> Any:
     """TLS unless the broker is on this machine."""
-    host = url.split("://", 1)[-1].rsplit(":", 1)[0]
-    return None if is_loopback(host) and not url.startswith("tls://") else client_context(authority)
+    found = urllib.parse.urlsplit(url)
+    return None if found.scheme == "nats" and is_loopback(found.hostname or "") else client_context(authority)
 
 
 @contextlib.asynccontextmanager
-async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
+async def _own_broker(ring: Ring, run: Path, where: Place, say: Callable[[str], None]) -> Any:
     """A broker that is started, told of new invitations, started again if it dies, and stopped in the end."""
     host, port = _host_and_port(where.listen, "--listen")
     tls = where.tls
@@ -308,14 +298,9 @@ async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
     broker.start()
     try:
         await broker.wait_until_up()
-        watching = asyncio.create_task(_supervise(broker, ring, write, known))
-        try:
+        async with supervised(broker, ring, write, known, say):
             scheme = "nats" if tls is None else "tls"
             yield f"{scheme}://{_bracketed(broker.host)}:{port}", None if tls is None else _at_home(tls)
-        finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
     finally:
         broker.stop()
 
@@ -340,16 +325,6 @@ def _at_home(tls: Tls) -> ssl.SSLContext:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-async def _supervise(broker: Broker, ring: Ring, write: Callable[[], None], known: float) -> None:
-    while True:
-        await asyncio.sleep(_SUPERVISE_SECONDS)
-        if not broker.running:
-            broker.start()
-        elif ring.changed != known:
-            known = ring.changed
-            write()
 
 
 def _names(host: str) -> list[str]:
@@ -382,6 +357,8 @@ def join(
 ) -> int:  # fmt: skip
     """Takes part in a run until it is over; returns how many tasks were done."""
     check_url(url)
+    if not patience > 0:
+        raise SojournError(f"--patience {patience:g} is no time to wait; give a positive number of seconds.")
     function_named(data)  # mistakes are told before anybody is called
     return asyncio.run(_take_part(url, creds, data, place, patience, told))
 
@@ -391,7 +368,7 @@ async def _take_part(
 ) -> int:
     leave = asyncio.Event()
     _on_signals(leave)
-    done = await _unless(leave, _worked(Post(url, creds, _trusted(url, creds.authority), patience), data, place, told))
+    done = await unless(leave, _worked(Post(url, creds, _trusted(url, creds.authority), patience), data, place, told))
     if done is None:
         raise KeyboardInterrupt
     return int(done)
@@ -403,7 +380,7 @@ async def _worked(post: Post, data: str, place: Path, told: Callable[[int, str],
         welcome = await post.hello()
         if welcome["over"]:
             return 0
-        client = await asyncio.to_thread(_client, welcome, post.name, data, place)
+        client = await aside(_client, welcome, post.name, data, place)
         await post.hello(samples=_samples(client))
         return await work(post, client, told)
 
@@ -417,9 +394,7 @@ def _client(welcome: Mapping[str, Any], name: str, data: str, place: Path) -> Cl
     """The client that a worker is: the server's names and numbers, its own data."""
     config = validate(welcome["tables"])
     _use_precision(config)
-    function = function_named(data)
-    takes_name = bool(inspect.signature(function).parameters)
-    given = called(data, name) if takes_name else called(data)
+    given = called(data, name) if _takes_name(data) else called(data)
     federation = given if isinstance(given, Federation) else _federation_of(config, welcome["shape"], given, data)
     expected = Schema(tuple((kind, tuple(shape)) for kind, shape in welcome["start"]))
     if Schema.of(federation.x0) != expected:
@@ -431,15 +406,22 @@ def _client(welcome: Mapping[str, Any], name: str, data: str, place: Path) -> Cl
     return Client(federation, guard(config, build_algorithm(config.algorithms[0]), noise), place)
 
 
+def _takes_name(data: str) -> bool:
+    try:
+        return bool(inspect.signature(function_named(data)).parameters)
+    except ValueError:  # some that are built in do not tell
+        return True
+
+
 def _federation_of(config: Config, shape: Mapping[str, Any], given: Any, data: str) -> Federation:
     """The config's problem on one client's arrays."""
     if not shape:
         raise SojournError(
             f'problem "{config.problem.name}" has no arrays; {data} must return a sojourn federation of one client.'
         )
-    if not isinstance(given, tuple) or len(given) != 2:
+    if not isinstance(given, tuple | list) or len(given) != 2:
         raise SojournError(f"{data} returns a {type(given).__name__}; expected features and labels, or a federation.")
-    x, y = (np.asarray(part) for part in given)
+    x, y = (_array(part, what, data) for part, what in zip(given, ("features", "labels"), strict=True))
     if list(x.shape[1:]) != shape["inputs"]:
         raise SojournError(
             f"{data} returns samples of shape {x.shape[1:]}; the server's have {tuple(shape['inputs'])}."
@@ -447,6 +429,18 @@ def _federation_of(config: Config, shape: Mapping[str, Any], given: Any, data: s
     pixels = Pixels(tuple(shape["mean"]), tuple(shape["std"])) if "mean" in shape and x.dtype == np.uint8 else None
     private = Dataset(data, x, y, x[:1], y[:1], shape["classes"], pixels, complete=False)
     return federation_on(config, private, [np.arange(len(private.y_train))])
+
+
+def _array(part: Any, what: str, data: str) -> np.ndarray:
+    try:
+        found = np.asarray(part)
+        if found.dtype.kind not in "biuf":
+            raise TypeError
+    except (ValueError, TypeError):
+        raise SojournError(
+            f"{data} returns {what} that are no array of numbers; are all rows of the same length?"
+        ) from None
+    return found
 
 
 def memory_place(creds: Path) -> Path:

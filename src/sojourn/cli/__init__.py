@@ -14,6 +14,17 @@ app.registered_commands.sort(key=lambda command: _THEMES.index(command.callback.
 
 
 def main() -> None:
+    """Ends with the code that is true, and at once: work that was called off is not waited for."""
+    from sojourn.core.threads import end_process
+
+    try:
+        _obey()
+    except SystemExit as end:
+        end_process(end.code if isinstance(end.code, int) else 0)
+        raise
+
+
+def _obey() -> None:
     """Errors a user can mend become one sentence and exit code 2."""
     from sojourn.core.errors import SojournError
 

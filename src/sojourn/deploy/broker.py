@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import os
 import shutil
@@ -26,6 +27,7 @@ from typing import Any
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client as Connection
+from nats.aio.transport import TcpTransport
 
 from sojourn.core.errors import SojournError
 from sojourn.core.files import write_atomically, write_secret
@@ -134,6 +136,10 @@ class Broker:
     def config_file(self) -> Path:
         return self.place / "broker.conf"
 
+    @property
+    def log(self) -> Path:
+        return self.place / "broker.log"
+
     def configure(self, content: str) -> None:
         """Writes the configuration; a broker that runs reads it again."""
         self.place.mkdir(parents=True, exist_ok=True)
@@ -170,7 +176,7 @@ class Broker:
             time.sleep(0.1)
 
     def start(self) -> None:
-        log = open(self.place / "broker.log", "ab")  # noqa: SIM115 - the process keeps it
+        log = open(self.log, "ab")  # noqa: SIM115 - the process keeps it
         self._process = subprocess.Popen(
             [find_program(), "-c", str(self.config_file.absolute())], stdout=log, stderr=log, start_new_session=True
         )
@@ -181,7 +187,7 @@ class Broker:
         until = time.monotonic() + _START_SECONDS
         while time.monotonic() < until:
             if not self.running:
-                raise SojournError(f"the broker ended at once; {self.place / 'broker.log'} says why.")
+                raise SojournError(f"the broker ended at once; {self.log} says why.")
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection(self.host, self.port)
                 writer.close()
@@ -201,6 +207,70 @@ class Broker:
             self._process.wait()
 
 
+class _InTheClearError(nats.errors.Error):
+    """A broker without the TLS that was asked for; the client library passes it on like any error of the network."""
+
+
+class _Encrypted(TcpTransport):
+    """Lets nothing out before there is TLS: not the credentials, and not what waits since the last connection."""
+
+    def write(self, payload: bytes) -> None:
+        self._check()
+        super().write(payload)
+
+    def writelines(self, payload: list[bytes]) -> None:
+        self._check()
+        super().writelines(payload)
+
+    def _check(self) -> None:
+        if not self.safe:
+            raise _InTheClearError
+
+    @property
+    def safe(self) -> bool:
+        return self._io_writer is not None and self._io_writer.get_extra_info("ssl_object") is not None
+
+    def __bool__(self) -> bool:
+        return True  # the client library would put a plain one in the place of one that is not connected yet
+
+
+class _Guarded(Connection):
+    """Says nothing in the clear where TLS was asked for, and calls nobody but the broker that was named.
+
+    Whether there is TLS, and where else to knock, the client library believes of a broker's first line. That line is in
+    the clear, so whoever sits in between can write it.
+    """
+
+    ended: SojournError | None = None  # why it was closed for good, where it was not the broker who did
+
+    async def _connect_to_server(self, server: Any) -> None:
+        if self.options.get("tls") is not None and not isinstance(self._transport, _Encrypted):
+            self._transport = _Encrypted()
+        await super()._connect_to_server(server)
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        if isinstance(self._transport, _Encrypted) and not self._transport.safe:
+            self._pending, self._pending_data_size = [], 0  # it would be sent before the end
+        await super()._close(status, do_cbs)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        named = {key: value for key, value in info.items() if key != "connect_urls"}
+        await super()._process_info(named, initial_connection)
+
+    async def publish(self, *arguments: Any, **named: Any) -> None:
+        self._check_open()
+        await super().publish(*arguments, **named)
+
+    async def request(self, *arguments: Any, **named: Any) -> Any:
+        self._check_open()
+        return await super().request(*arguments, **named)
+
+    def _check_open(self) -> None:
+        """What ended it is told to whoever speaks next: no later connection would mend it."""
+        if self.ended is not None:
+            raise self.ended
+
+
 async def connected(
     url: str, user: str, seed: str, tls: ssl.SSLContext | None, patience: float,
     returned: Callable[[], None] = lambda: None,
@@ -210,13 +280,16 @@ async def connected(
     `returned` is called each time it has come back.
     """
     check_url(url)
+    logging.getLogger("asyncio").addFilter(_is_news)
     heard: list[Exception] = []
     closing: list[Any] = []
     refused = asyncio.Event()
 
     async def hear(error: Exception) -> None:
         heard[:] = [error]
-        if "authorization" in str(error).lower():
+        if isinstance(error, _InTheClearError):
+            connection.ended = _in_the_clear(url)
+        if connection.ended is not None or "authorization" in str(error).lower():
             refused.set()
             if connecting.done():  # it was let in, and is no more: it would go on knocking for ever
                 closing.append(asyncio.ensure_future(connection.close()))
@@ -224,7 +297,7 @@ async def connected(
     async def back() -> None:
         returned()
 
-    connection = Connection()
+    connection = _Guarded()
     options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "connect_timeout": 5}
     connecting = asyncio.ensure_future(
         connection.connect(
@@ -248,6 +321,8 @@ async def connected(
         await connecting
     with contextlib.suppress(*TROUBLE):
         await connection.close()
+    if connection.ended is not None:
+        raise connection.ended
     if refused.is_set():
         raise SojournError(f"the broker at {url} does not accept these credentials; ask for new ones.")
     if any(isinstance(error, ssl.SSLError) for error in heard):
@@ -256,15 +331,33 @@ async def connected(
     raise SojournError(f"no broker answers at {url} within {patience:.0f} s; {hint}")
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """All but what asyncio says each time that a connection with TLS, as the client library makes it, ends."""
+    return "eof_received() has no effect when using ssl" not in record.getMessage()
+
+
 def check_url(url: str) -> None:
-    found = urllib.parse.urlsplit(url if "://" in url else f"?{url}")
-    if found.scheme not in ("nats", "tls") or not found.hostname:
+    """An address that the client library can read; of others it would complain in its own way."""
+    try:
+        found = urllib.parse.urlsplit(url if "://" in url else f"?{url}")
+        port = 1 if found.port is None else found.port
+    except ValueError:  # a port that is no number or too large, a bracket that is not closed
+        port = 0
+    if not port or not url.startswith(("nats://", "tls://")) or not found.hostname:
         raise SojournError(f"{url!r} is no broker's address; it reads nats://HOST:PORT, or tls://HOST:PORT.")
 
 
-def closed() -> SojournError:
-    """What is to be said of a connection that the broker ended for good."""
-    return SojournError("the broker closed the connection; the invitation may have been revoked.")
+def _in_the_clear(url: str) -> SojournError:
+    return SojournError(
+        f"the broker at {url} does not offer TLS, and nothing is sent in the clear; give it a certificate, or call one "
+        "on this machine by nats://127.0.0.1."
+    )
+
+
+def closed(connection: Any = None) -> SojournError:
+    """What is to be said of a connection that was ended for good."""
+    why: SojournError | None = getattr(connection, "ended", None)
+    return why or SojournError("the broker closed the connection; the invitation may have been revoked.")
 
 
 async def lasting(

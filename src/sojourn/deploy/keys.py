@@ -122,8 +122,7 @@ class Ring:
     def __init__(self, place: Path) -> None:
         self._path = place / RING_FILE
         if self._path.exists():
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-            self.server, self.places = Pair.of(found["server"]), dict(found["workers"])
+            self.server, self.places = _kept(self._path)
         else:
             self.server, self.places = Pair.new(), {}
             self._save()
@@ -168,6 +167,20 @@ class Ring:
     def _save(self) -> None:
         content = json.dumps({"server": self.server.seed, "workers": self.places})
         write_atomically(self._path, lambda beside: write_secret(beside, content))
+
+
+def _kept(path: Path) -> tuple[Pair, dict[str, str | None]]:
+    """The server's key and the places of a ring's file. It is not made anew, as no worker would know the server."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        server, places = Pair.of(found["server"]), dict(found["workers"])
+        if not all(key is None or isinstance(key, str) for key in places.values()):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError, SojournError):
+        raise SojournError(
+            f"{path} is damaged; put a copy of it back, or delete it and invite all workers again in the same order."
+        ) from None
+    return server, places
 
 
 @contextlib.contextmanager

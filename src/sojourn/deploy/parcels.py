@@ -32,12 +32,17 @@ INLINE_BYTES = 2 << 20  # larger messages travel as parcels
 _CHUNK_BYTES = 1 << 20
 _AT_ONCE = 4  # chunks on their way to the broker's disk
 _WAIT_SECONDS = 0.5
+_SOME = 100  # subjects that are purged in a row
 MODELS = "models"
 _NOT_THERE = (NotFoundError, BucketNotFoundError, ObjectNotFoundError, BadObjectMetaError)
 
 
 def uploads_bucket(worker: str) -> str:
     return f"up-{worker}"
+
+
+def upload_name(task: int) -> str:
+    return f"task-{task}"
 
 
 async def make_bucket(stream: Any, name: str, max_bytes: int) -> None:
@@ -168,11 +173,29 @@ async def sweep(stream: Any, bucket: str, keep: Collection[str] | None = None) -
     there = await _subjects(stream, bucket)
     left = _names_among(there, bucket)
     left = left if keep is None else left & set(keep)
-    wanted, tokens = ({subject(bucket, name) for name in left} for subject in (_about_subject, _chunk_subject))
-    for subject in there - wanted:
-        if subject.rpartition("-")[0] not in tokens:
-            await stream.purge_stream(f"OBJ_{bucket}", subject=subject)
+    await _purge(stream, bucket, _others(there, bucket, left))
     return left
+
+
+async def tidy(stream: Any, bucket: str, keep: Collection[str]) -> None:
+    """Takes away all but these parcels from a bucket of another, who may be writing one of them right now.
+
+    Some at a time: it may have filled the bucket with a million of them.
+    """
+    with contextlib.suppress(NotFoundError):
+        others = _others(await _subjects(stream, bucket), bucket, keep)
+        await _purge(stream, bucket, others[:_SOME])
+
+
+def _others(subjects: Collection[str], bucket: str, names: Collection[str]) -> list[str]:
+    """Subjects that are neither the description nor a chunk of these parcels."""
+    about, tokens = ({subject(bucket, name) for name in names} for subject in (_about_subject, _chunk_subject))
+    return [one for one in subjects if one not in about and one.rpartition("-")[0] not in tokens]
+
+
+async def _purge(stream: Any, bucket: str, subjects: Sequence[str]) -> None:
+    for subject in subjects:
+        await stream.purge_stream(f"OBJ_{bucket}", subject=subject)
 
 
 async def _subjects(stream: Any, bucket: str) -> set[str]:

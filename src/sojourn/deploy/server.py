@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from sojourn.core.errors import SojournError
+from sojourn.core.threads import aside, unless
 from sojourn.deploy import parcels
 from sojourn.deploy.book import AGAIN, APPLIED, DUPLICATE, HELD, REJECTED, Book, Task, read_log
 from sojourn.deploy.broker import (
@@ -76,8 +77,10 @@ class Server:
             self._enlist(name)
         self._evaluate, self._eval_every, self._roster, self._told = evaluate, eval_every, roster, told
         self.tally = Tally(label, time.time(), privacy=spent(book.done))
+        self._unmeasured = False  # whether a signal came before the model was measured
         self.ready = False  # whether streams are there and uploads are taken
         self.stopping, self._broker_is_back = asyncio.Event(), asyncio.Event()
+        self._came: set[str] = set()  # who said hello since this was looked at
         self._held: list[Receipt] = []  # uploads that were taken and are not in a model on disk yet
         self._digests: dict[str, str] = {}  # of the models that this server put into the broker's store
         self._sending: asyncio.Future[Any] | None = None  # tasks on their way to the broker's disk
@@ -110,7 +113,7 @@ class Server:
     def status(self) -> str:
         if self.book.diverged:
             return "diverged"
-        if self.book.over:
+        if self.book.over and not self._unmeasured:
             return "over"
         if self.stopping.is_set():
             return "stopped"
@@ -215,7 +218,7 @@ class Server:
             words = words_of(message.data, "upload", UPLOAD_WORDS)
             number = whole(words, "task")
             if words["parcel"]:
-                receipt = dataclasses.replace(receipt, parcel=f"task-{number}")
+                receipt = dataclasses.replace(receipt, parcel=parcels.upload_name(number))
             if self.book.has_answered(worker.client) and number in self.book.out:
                 return AGAIN, receipt
             up, size = await self._checked(worker, message.data, number, words)
@@ -246,7 +249,7 @@ class Server:
             if task is None:
                 return None, 0.0  # its parcel may be gone
             bucket, limit = parcels.uploads_bucket(worker.name), schema.num_bytes + parcels.INLINE_BYTES
-            data = await lasting(parcels.get, self.stream, bucket, f"task-{number}", limit, words["digest"])
+            data = await lasting(parcels.get, self.stream, bucket, parcels.upload_name(number), limit, words["digest"])
         inner, arrays = decode(data, "upload", UPLOAD_WORDS, schema)
         if (inner["task"], inner["exchange"]) != (words["task"], name):
             raise Rejected("its parcel answers another task")
@@ -355,14 +358,26 @@ class Server:
         await deliver_tasks(self.stream, worker)
         if self._largest() > parcels.INLINE_BYTES:
             await parcels.make_bucket(self.stream, parcels.uploads_bucket(worker), 2 * self._largest() + (64 << 20))
+        await self._tidy(worker)
+
+    async def _tidy(self, worker: str) -> None:
+        """Takes away a worker's parcels of tasks that are not out: it was killed before it could send word of them.
+
+        Between steps alone, when the book on disk has the same tasks out: its next server would ask for others again.
+        """
+        if self._largest() > parcels.INLINE_BYTES:
+            wanted = [parcels.upload_name(number) for number in self.book.out]
+            await parcels.tidy(self.stream, parcels.uploads_bucket(worker), wanted)
 
     def _largest(self) -> int:
         shapes = self.book.trips.shapes.values()
         return max(Schema.of(message).num_bytes for pair in shapes for message in pair)
 
     async def _look_around(self) -> None:
-        """New invitations, and how many uploads wait at the broker."""
+        """New invitations, who has come anew, and how many uploads wait at the broker."""
         self.keys = dict(self._roster()) if self._roster else self.keys
+        while self._came:
+            await lasting(self._tidy, self._came.pop())
         for name, key in self.keys.items():
             if name not in self.workers and len(self.workers) < self.book.num_clients:
                 self._enlist(name)
@@ -409,6 +424,7 @@ class Server:
             except SojournError as error:
                 return {"refused": str(error)}
             worker.joined = True
+            self._came.add(worker.name)
         return {}
 
     async def _on_alive(self, message: Any) -> None:
@@ -438,7 +454,10 @@ class Server:
         """The metrics of the model, unless it was measured already."""
         if self._evaluate is None or (self.book.metrics and self.book.metrics[-1]["done"] >= self.book.done):
             return
-        found = await asyncio.to_thread(self._evaluate, self.book.server)
+        found = await unless(self.stopping, aside(self._evaluate, self.book.server))
+        self._unmeasured = found is None  # the next server of the run does it
+        if found is None:
+            return
         self.tally.privacy = self._spent(self.book.done)
         self.book.metrics.append({"done": self.book.done, "seconds": round(self.book.seconds, 3), **found})
         if not np.isfinite(found.get("loss", 0.0)):

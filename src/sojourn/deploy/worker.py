@@ -22,6 +22,7 @@ import numpy as np
 from sojourn.algorithms.base import Algorithm
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
+from sojourn.core.threads import aside
 from sojourn.core.vec import Vec
 from sojourn.deploy import parcels
 from sojourn.deploy.book import Trips
@@ -44,6 +45,7 @@ UPLOAD_WORDS = frozenset({"task", "exchange", "parcel", "digest"})
 OVER = encode("over", {})  # the server's last word
 START = "start"  # the parcel of the starting point
 _BEAT_SECONDS = 2.0
+_CLOSE_SECONDS = 5.0  # a broker that is gone says no farewell
 _SHORT = 0.002  # seconds of a task that is done at once, not in a thread
 IN_HAND = 8  # tasks at most: what the broker keeps of a worker's uploads
 _KNOWN = 1000  # tasks that a worker knows to be answered
@@ -129,10 +131,11 @@ class Post:
 
     async def __aexit__(self, *error: object) -> None:
         self._beats.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError, SojournError):  # of a connection that ended: it was told
             await self._beats
         with contextlib.suppress(*TROUBLE):
-            await self._connection.close()
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._connection.close()
 
     async def hello(self, samples: int | None = None, patience: float | None = None) -> dict[str, Any]:
         """What the server says to a worker: its number, the run's tables, and whether the run is over."""
@@ -148,7 +151,7 @@ class Post:
                 await asyncio.sleep(1.0)
             except TROUBLE:
                 if self.closed:
-                    raise closed() from None
+                    raise closed(self._connection) from None
                 if time.monotonic() > until:
                     raise SojournError(
                         f"the server at {self.url} does not answer; is `sojourn serve` running?"
@@ -223,7 +226,7 @@ class Desk:
                     message = await tasks.get()
             except TimeoutError:
                 if self.post.closed:
-                    raise closed() from None
+                    raise closed(self.post._connection) from None
                 if not self.post.in_hand and await _is_over(self.post):
                     return None
                 continue
@@ -270,7 +273,7 @@ class Desk:
         told = {"task": words["task"], "exchange": name, "parcel": "", "digest": ""}
         if client.trips.upload_schemas[name].num_bytes > parcels.INLINE_BYTES:
             content = pieces("upload", told, up)
-            told |= {"parcel": f"task-{number}", "digest": parcels.digest_of(content)}
+            told |= {"parcel": parcels.upload_name(number), "digest": parcels.digest_of(content)}
             async with self._writing:  # what else is half written would be taken for a rest
                 await parcels.put(post.stream, parcels.uploads_bucket(post.name), told["parcel"], content)
             del content
@@ -283,7 +286,7 @@ class Desk:
         if self._seconds.get(name, _SHORT) < _SHORT:
             up = self.client.do(number, name, *rest)
         else:
-            up = await asyncio.to_thread(self.client.do, number, name, *rest)
+            up = await aside(self.client.do, number, name, *rest)
         self._seconds[name] = time.monotonic() - since
         return up
 

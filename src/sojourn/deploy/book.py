@@ -172,6 +172,11 @@ class Book(abc.ABC):
         """Whether uploads were taken that the model does not contain yet."""
         return False
 
+    @property
+    def models_in_use(self) -> int:
+        """How many different models the tasks that are out can start from."""
+        return 1
+
     def exclude(self, client: int) -> None:
         """A worker that takes part no more: its answers are not waited for."""
         self.excluded.add(client)

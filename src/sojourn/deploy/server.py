@@ -34,11 +34,12 @@ from sojourn.deploy.broker import (
     task_subject,
 )
 from sojourn.deploy.keys import Pair, is_sealed
+from sojourn.deploy.models import Models, start_of
 from sojourn.deploy.snapshot import LOST_AFTER, Tally, Worker, snapshot_of
 from sojourn.deploy.status import ENDED
 from sojourn.deploy.streams import BATCH, UPLOADS_INBOX, deliver_tasks, deliver_uploads, make_streams
-from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, pieces, whole, words_of
-from sojourn.deploy.worker import OVER, START, UPLOAD_WORDS
+from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, whole, words_of
+from sojourn.deploy.worker import OVER, UPLOAD_WORDS
 from sojourn.traces.trace import LOST, TIMED_OUT
 
 IGNORED = "ignored"  # a message that its sender did not seal
@@ -69,6 +70,7 @@ class Server:
         told: Callable[["Server"], None] = lambda server: None,
     ) -> None:  # fmt: skip
         self.book, self.rules, self.welcome = book, book.rules, dict(welcome)
+        self.models = Models(book)
         self.keys = dict(workers)  # the public keys of those who were invited; None of those who were revoked
         self.workers: dict[str, Worker] = {}
         self.by_client: dict[int, Worker] = {}
@@ -79,7 +81,6 @@ class Server:
         self.ready = False  # whether streams are there and uploads are taken
         self.stopping, self._broker_is_back = asyncio.Event(), asyncio.Event()
         self._held: list[Receipt] = []  # uploads that were taken and are not in a model on disk yet
-        self._digests: dict[str, str] = {}  # of the models that this server put into the broker's store
         self._sending: asyncio.Future[Any] | None = None  # tasks on their way to the broker's disk
         self._ended: float | None = None
         self._spent = spent
@@ -186,6 +187,8 @@ class Server:
         now = time.time()
         ready = [w for w in self.workers.values() if w.present(now)]
         if self.book.next_task == 0 and len(ready) < (self.rules.min_workers or self.book.num_clients):
+            return []
+        if not self.models.have_room:
             return []
         ready.sort(key=lambda w: (w.applied, w.client))  # those first that did the least
         return self.book.assign([worker.client for worker in ready], now)
@@ -305,19 +308,10 @@ class Server:
     async def _body(self, task: Task, down: Any) -> bytes:
         words = {"task": str(task.number), "exchange": task.exchange, "memory": str(task.memory), "parcel": "",
                  "digest": "", "start": ""}  # fmt: skip
-        start = (jax.tree.map(np.asarray, self.book.x0),) if self.book.trips.remembers and task.memory < 0 else ()
+        start = start_of(self.book, task)
         if Schema.of((down, *start)).num_bytes <= parcels.INLINE_BYTES:
             return encode("task", words, (self.book.key(task), down, *start))
-        words["parcel"] = _model_name(task)
-        asked = [("digest", words["parcel"], down), *(("start", START, tree) for tree in start)]
-        for word, parcel, tree in asked:
-            if parcel not in self._digests:
-                content = pieces("model", {}, tree)
-                self._digests = {name: known for name, known in self._digests.items() if name in self._wanted_models()}
-                self._digests[parcel] = parcels.digest_of(content)
-                keep = self._wanted_models() | {parcel}
-                await parcels.put(self.stream, parcels.MODELS, parcel, content, keep)
-            words[word] = self._digests[parcel]
+        words |= await self.models.put(self.stream, task, down, start)
         return encode("task", words, (self.book.key(task),))
 
     async def _send(self, task: Task, body: bytes) -> None:
@@ -327,18 +321,11 @@ class Server:
         subject = task_subject(worker)
         await lasting(self.stream.publish, subject, body, headers=self._pair.seal(subject, body))
 
-    def _wanted_models(self) -> set[str]:
-        """The parcels that tasks which are out start from; all else in the models' bucket is of no use."""
-        return {START, *map(_model_name, self.book.out.values())}
-
     # --- streams and people --------------------------------------------------------------------------------------
 
     async def _make_streams(self) -> None:
         await make_streams(self.stream)
-        if self._largest() > parcels.INLINE_BYTES:
-            room = 2 * self._largest() + (64 << 20)
-            await parcels.make_bucket(self.stream, parcels.MODELS, room * (2 + self.book.num_clients))
-            await parcels.sweep(self.stream, parcels.MODELS, self._wanted_models())
+        await self.models.make_bucket(self.stream)
 
     async def _make_consumers(self) -> None:
         await deliver_uploads(self.stream, self.book.num_clients)
@@ -453,11 +440,6 @@ class Server:
         if self._ended is None and self.status in ENDED:
             self._ended = time.time()
         return snapshot_of(self.book, list(self.workers.values()), self.tally, self.status, self._ended or time.time())
-
-
-def _model_name(task: Task) -> str:
-    """By what a task starts from: a name that the next server of the run finds again."""
-    return f"{task.exchange}-{task.round}-{task.applied}".replace(".", "-")
 
 
 async def _waiting(queue: "asyncio.Queue[Any]") -> list[Any]:

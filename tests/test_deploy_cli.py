@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import signal
 import socket
 import stat
 from pathlib import Path
@@ -13,7 +14,10 @@ import sojourn as sj
 from fieldwork import EXAMPLES, NAMES, Fieldwork
 from sojourn.cli import deployment
 from sojourn.config import to_toml
+from sojourn.deploy.asynchronous import OneByOne
 from sojourn.deploy.keys import Credentials, Ring
+from sojourn.deploy.record import history_of
+from sojourn.deploy.rules import Rules
 from test_cli import Command, command  # noqa: F401 - a fixture
 
 METHOD = {"name": "fedasync", "step_size": 0.1, "mixing": 0.5}
@@ -48,6 +52,29 @@ def test_a_run_of_processes_ends_with_true_codes_and_secrets_stay_where_they_are
             assert not any(seed.encode() in path.read_bytes() for seed in seeds), path
     told = work.command("status", str(work.run)).stdout
     assert "The run is over" in told and all(name in told for name in NAMES)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_is_stopped_before_anybody_came_goes_on_with_the_same_command(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    work = Fieldwork(tmp_path)
+    try:
+        work.start("server")
+        work.wait_for_status("waiting for workers", 60.0)
+        work.processes["server"].send_signal(number)
+        assert work.processes["server"].wait(60.0) == 130, work.logs()
+    finally:
+        work.close()
+    assert "stopped; go on with the same command" in work.logs()
+    assert sj.load_history(work.run).status == "stopped"
+
+
+def test_a_server_that_never_reached_its_broker_leaves_a_history_without_metrics(tmp_path: Path) -> None:
+    book = OneByOne(
+        sj.problems.quadratic([[[1.0]]], [[0.0]]), sj.algorithms.FedAsync(0.1, 1, mixing=0.5), tmp_path, Rules(), of=2
+    )
+    assert list(history_of(book, "stopped", {"label": "a"}).table["round"]) == [0]
 
 
 def test_invitations(command: Command, tmp_path: Path) -> None:  # noqa: F811

@@ -312,4 +312,6 @@ def secret_root(place: Path) -> jax.Array:
 
 
 def read_log(place: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (place / LOG_FILE).read_text().splitlines()]
+    """The rows of a book's log; there are none before its first commit."""
+    path = place / LOG_FILE
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

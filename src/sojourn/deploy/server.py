@@ -88,7 +88,7 @@ class Server:
 
     def _recall(self) -> None:
         """What servers before this one have counted."""
-        for row in read_log(self.book.place) if self.book.next_task else ():
+        for row in read_log(self.book.place):
             worker = self.by_client.get(row.get("client", -1))
             if row["event"] == APPLIED and worker is not None:
                 worker.applied += 1

@@ -144,6 +144,21 @@ def test_one_server_one_config_one_port(command: Command, tmp_path: Path) -> Non
     assert "all three" in command.refused("serve", file, "--out", run, "--key", "k.pem")
 
 
+def test_a_start_that_is_refused_leaves_the_config_of_the_run(command: Command, tmp_path: Path) -> None:  # noqa: F811
+    """The next start is with that file, which must not hold what was refused."""
+    file = written(tmp_path / "a.toml", algorithm={"name": "fedavg", "step_size": 0.1}, deploy={"deadline": 5.0})
+    run = tmp_path / "run"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = ("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert "cannot listen" in command.refused("serve", file, "--out", run, *where)
+        before = (run / "config.toml").read_text()
+        assert "out of range" in command.refused("serve", file, "--out", run, "--set", "deploy.over_selection=2")
+        assert (run / "config.toml").read_text() == before
+        assert "cannot listen" in command.refused("serve", run / "config.toml", "--out", run, *where)
+
+
 def test_a_status_of_nothing_and_packages_that_are_missing(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip

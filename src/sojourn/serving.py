@@ -86,8 +86,9 @@ def serve(
     where.check()
     federation, algorithm, notes = _prepared(config)
     with _alone_in(run):
-        _keep_config(config, run)
+        _check_config(config, run)
         book = _book(config, federation, algorithm, run)
+        _keep_config(config, run)
         with ring_of(run) as ring:
             invited = dict(ring.places)
         server = Server(
@@ -160,12 +161,17 @@ def _alone_in(run: Path) -> Iterator[None]:
         yield
 
 
-def _keep_config(config: Config, run: Path) -> None:
+def _check_config(config: Config, run: Path) -> None:
     """How the run is conducted may change from one server to the next, so that one that waits in vain can be helped."""
-    path, text = run / CONFIG_FILE, to_toml(config.tables)
+    path = run / CONFIG_FILE
     if path.exists() and _lasting_tables(read_tables(path)) != _lasting_tables(config.tables):
         raise SojournError(f"{run} holds a run with another config; go on with {path}, or give another --out.")
-    write_atomically(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def _keep_config(config: Config, run: Path) -> None:
+    """Once its book was opened: a server that is refused must not change by what the next one starts."""
+    text = to_toml(config.tables)
+    write_atomically(run / CONFIG_FILE, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def _lasting_tables(tables: Mapping[str, Any]) -> dict[str, Any]:

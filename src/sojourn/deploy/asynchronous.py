@@ -62,9 +62,6 @@ class OneByOne(Book):
         keys = jax.vmap(jax.vmap(one, (None, 0)), (0, None))(tasks, jnp.arange(self.num_clients))
         return jax.random.key_data(keys)
 
-    def _settled(self) -> Any:
-        return self.rules.max_staleness
-
     @property
     def done(self) -> int:
         return self.applied

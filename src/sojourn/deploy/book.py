@@ -128,8 +128,8 @@ class Book(abc.ABC):
             (place / LOG_FILE).unlink(missing_ok=True)  # of a server that was killed before its first commit
 
     def _settled(self) -> Any:
-        """What must not change from one server of a run to the next."""
-        return ()
+        """What must not change from one server of a run to the next, beside the method and where it starts."""
+        return None
 
     def told_samples(self, client: int, number: int) -> None:
         """How many samples a client has: it weighs as many, where the method or the objective weighs by them.

@@ -304,15 +304,89 @@ def test_no_mutant_of_an_upload_changes_the_book(home: Home) -> None:
 def test_a_worker_whose_invitation_is_taken_back_is_not_waited_for_until_it_is_invited_anew(home: Home) -> None:
     server = home.server(3, Scaffold(0.05, 3))
     assert isinstance(server.book, InRounds) and server.book.wanted == 4
-    server._revoke(server.workers["ben"], True)
+    server.book.assign(range(4), 0.0)
+    home.ring.revoke("ben")
+    server._heed(home.ring.places)
     server.book.commit()
     assert server.book.wanted == 3 and not server.workers["ben"].trusted
     again = home.server(3, Scaffold(0.05, 3))  # the next server of the run
     assert again.workers["ben"].revoked and again.book.excluded == {1}
-    again._revoke(again.workers["ben"], False)
+    home.ring.invite("ben")
+    again._heed(home.ring.places)
     assert again.book.excluded == set() and again.workers["ben"].trusted
     with pytest.raises(SojournError, match="cannot do without client 0"):
         InRounds(federation(0, 1), SingleMachineSGD(0.05), home.place / "one", Rules(), of=3).exclude(0)
+
+
+def places(server: Server) -> list[str | None]:
+    assert all(server.by_client[worker.client] is worker for worker in server.workers.values())
+    return server.book.names
+
+
+@pytest.mark.parametrize("method", [FEDASYNC, Scaffold(0.05, 3)], ids=["asynchronous", "rounds"])
+def test_a_worker_that_is_revoked_before_its_first_task_leaves_its_place(tmp_path: Path, method: Any) -> None:
+    home = Home(tmp_path, ["eve", *NAMES])
+    try:
+        home.ring.revoke("eve")
+        server = home.server(10, method, federation(*range(4)))
+        assert places(server) == NAMES
+        home.ring.revoke("ben")
+        assert server._heed(home.ring.places) == [] and places(server) == ["ada", None, "cleo", "dot"]
+        home.ring.invite("eve")
+        assert server._heed(home.ring.places) == ["eve"] and places(server) == ["ada", "eve", "cleo", "dot"]
+        server._greet(server.workers["eve"], b'{"format": "1", "samples": 7}')
+        server.book.commit()
+        home.ring.revoke("cleo")
+        again = home.server(
+            10, method, federation(*range(4))
+        )  # places stay as they were, in whatever order the names are
+        assert places(again) == ["ada", "eve", None, "dot"] and again.book.samples == [None, 7, None, None]
+        again.book.assign([0, 1, 3], 0.0)
+        for name in ("eve", "dot"):
+            home.ring.revoke(name)
+        again._heed(home.ring.places)
+        assert places(again) == ["ada", "eve", None, "dot"] and again.book.excluded == {1, 3}  # of tasks there is a log
+        assert "2 of them by workers that were revoked" in again._full()
+        home.ring.invite("eve")
+        assert again._heed(home.ring.places) == [] and again.book.excluded == {3}
+    finally:
+        home.broker.stop()
+
+
+def test_a_book_that_kept_no_names_goes_on_in_the_order_of_the_invitations(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(OneByOne, "kept", tuple(name for name in OneByOne.kept if name not in ("names", "asked")))
+        server = home.server(10)
+        server.book.assign([0], 0.0)
+        server.book.commit()
+    home.ring.revoke("ada")
+    assert places(home.server(10)) == NAMES
+
+
+def test_in_rounds_nobody_waits_for_a_place_that_was_left_until_somebody_takes_it(home: Home) -> None:
+    server = home.server(3, Scaffold(0.05, 3))
+    assert isinstance(server.book, InRounds)
+    server.book.assign([0, 1, 2], 0.0)
+    home.ring.revoke("dot")
+    server._heed(home.ring.places)
+    assert places(server) == ["ada", "ben", "cleo", None] and server.book.wanted == 3
+    home.ring.invite("eve")
+    server._heed(home.ring.places)
+    assert places(server) == ["ada", "ben", "cleo", "eve"] and server.book.wanted == 4
+
+
+def test_a_run_starts_with_those_who_are_left_when_one_was_revoked(tmp_path: Path) -> None:
+    home = Home(tmp_path, ["eve", *NAMES])
+    try:
+        home.ring.revoke("eve")
+        server = home.server(20, whole=federation(*range(4)))
+        workers = [home.worker(client + 1, alone=federation(client)) for client in range(4)]
+        done = asyncio.run(together(home, server, workers, 60.0))
+    finally:
+        home.broker.stop()
+    assert min(done) > 0 and difference(server.book, federation(*range(4))) < 1e-6
 
 
 def test_a_stranger_is_not_let_in(home: Home) -> None:

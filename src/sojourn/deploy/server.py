@@ -71,11 +71,12 @@ class Server:
     ) -> None:  # fmt: skip
         self.book, self.rules, self.welcome = book, book.rules, dict(welcome)
         self.models = Models(book)
-        self.keys = dict(workers)  # the public keys of those who were invited; None of those who were revoked
         self.workers: dict[str, Worker] = {}
         self.by_client: dict[int, Worker] = {}
-        for name in workers:
-            self._enlist(name)
+        self.keys: dict[str, str | None] = {}  # public ones of those who were invited; None of those who were revoked
+        if book.next_task and not any(book.names):  # of a sojourn that did not keep them: they were in this order
+            book.names = [*workers, *book.names][: book.num_clients]
+        self._heed(workers)
         self._evaluate, self._eval_every, self._roster, self._told = evaluate, eval_every, roster, told
         self.tally = Tally(label, time.time(), privacy=spent(book.done))
         self.ready = False  # whether streams are there and uploads are taken
@@ -99,13 +100,28 @@ class Server:
     def rejected(self) -> int:
         return sum(self.book.rejected)
 
-    def _enlist(self, name: str) -> None:
-        if len(self.workers) < self.book.num_clients:
-            worker = Worker(name, len(self.workers))
-            worker.rejected = self.book.rejected[worker.client]
-            worker.quarantined = worker.rejected >= self.rules.max_rejected
-            worker.revoked = worker.client in self.book.excluded and not worker.quarantined
-            self.workers[name] = self.by_client[worker.client] = worker
+    def _heed(self, invited: Mapping[str, str | None]) -> list[str]:
+        """Invitations that were taken back, which may leave places, and new ones; returns who was not here before."""
+        self.keys = dict(invited)
+        for name in [name for name in self.book.names if name is not None and name not in self.workers]:
+            self._enlist(name)  # by a server before this one
+        for worker in list(self.workers.values()):
+            if (self.keys.get(worker.name) is None) != worker.revoked:
+                self._revoke(worker, not worker.revoked)
+        new = [name for name, key in self.keys.items() if key is not None and name not in self.workers]
+        return [name for name in new if self._enlist(name)]
+
+    def _enlist(self, name: str) -> bool:
+        """Gives a worker its place; False if there is none left."""
+        client = self.book.place_of(name)
+        if client is None:
+            return False
+        worker = Worker(name, client)
+        worker.rejected = self.book.rejected[client]
+        worker.quarantined = worker.rejected >= self.rules.max_rejected
+        worker.revoked = client in self.book.excluded and not worker.quarantined
+        self.workers[name] = self.by_client[client] = worker
+        return True
 
     @property
     def status(self) -> str:
@@ -271,7 +287,10 @@ class Server:
     def _revoke(self, worker: Worker, revoked: bool) -> None:
         """An invitation was taken back, or given anew."""
         worker.revoked = revoked
-        if not worker.quarantined:
+        if revoked and not self.book.asked[worker.client]:
+            self.book.vacate(worker.client)
+            del self.workers[worker.name], self.by_client[worker.client]
+        elif not worker.quarantined:
             (self.book.exclude if revoked else self.book.readmit)(worker.client)
 
     async def _acknowledge(self, receipt: Receipt) -> None:
@@ -349,13 +368,8 @@ class Server:
 
     async def _look_around(self) -> None:
         """New invitations, and how many uploads wait at the broker."""
-        self.keys = dict(self._roster()) if self._roster else self.keys
-        for name, key in self.keys.items():
-            if name not in self.workers and len(self.workers) < self.book.num_clients:
-                self._enlist(name)
-                await lasting(self._make_way, name)
-            elif name in self.workers and (key is None) != self.workers[name].revoked:
-                self._revoke(self.workers[name], key is None)
+        for name in self._heed(self._roster()) if self._roster else ():
+            await lasting(self._make_way, name)
         with contextlib.suppress(*TROUBLE):
             info = await self.stream.consumer_info(UPLOADS, SERVER)
             self.tally.queue = (info.num_pending or 0) + (info.num_ack_pending or 0)
@@ -366,8 +380,8 @@ class Server:
         answer: dict[str, Any]
         if not message.reply.startswith(f"{inbox(name)}."):
             return  # it would be sent in the server's name to somebody else
-        if worker is None and len(self.workers) >= self.book.num_clients:
-            answer = {"refused": f"all {self.book.num_clients} places of this run are taken."}
+        if worker is None and name in self.keys and None not in self.book.names:
+            answer = {"refused": self._full()}
         elif worker is None:
             answer = {"later": "the server does not know this worker."}
         elif worker.quarantined:
@@ -377,6 +391,11 @@ class Server:
             answer = refused or {**self.welcome, "client": worker.client, "over": self.book.over}
         with contextlib.suppress(*TROUBLE):
             await message.respond(json.dumps(answer).encode())
+
+    def _full(self) -> str:
+        held = sum(worker.revoked for worker in self.workers.values())
+        why = f"; {held} of them by workers that were revoked after their first task, who can be invited anew"
+        return f"all {self.book.num_clients} places of this run are taken{why if held else ''}."
 
     def _greet(self, worker: Worker, data: bytes) -> dict[str, str]:
         """Notes what a worker says of itself; a refusal if it makes no sense."""

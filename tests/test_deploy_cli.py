@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 import sojourn as sj
-from fieldwork import EXAMPLES, NAMES, Fieldwork
+from fieldwork import EXAMPLES, NAMES, Fieldwork, free_port
 from sojourn.cli import deployment
 from sojourn.config import to_toml
+from sojourn.core.errors import SojournError
 from sojourn.deploy.asynchronous import OneByOne
 from sojourn.deploy.keys import Credentials, Ring
 from sojourn.deploy.record import history_of
 from sojourn.deploy.rules import Rules
+from sojourn.deploy.server import Server
 from test_cli import Command, command  # noqa: F401 - a fixture
 
 METHOD = {"name": "fedasync", "step_size": 0.1, "mixing": 0.5}
@@ -52,6 +54,13 @@ def test_a_run_of_processes_ends_with_true_codes_and_secrets_stay_where_they_are
             assert not any(seed.encode() in path.read_bytes() for seed in seeds), path
     told = work.command("status", str(work.run)).stdout
     assert "The run is over" in told and all(name in told for name in NAMES)
+    before = (work.run / "status.json").read_bytes()
+    try:
+        work.start("server")
+        assert work.processes["server"].wait(60) == 0, work.logs()
+    finally:
+        work.close()
+    assert (work.run / "status.json").read_bytes() == before  # of a run that is over nothing new is to be told
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -142,6 +151,28 @@ def test_one_server_one_config_one_port(command: Command, tmp_path: Path) -> Non
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "at work" in command.refused("serve", file, "--out", run)
     assert "all three" in command.refused("serve", file, "--out", run, "--key", "k.pem")
+
+
+def test_a_server_that_could_not_start_tells_nothing_and_one_that_failed_that_it_has_stopped(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    file, run = written(tmp_path / "a.toml"), tmp_path / "run"
+    listen = ("--out", run, "--listen", f"127.0.0.1:{free_port()}")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        page = ("--ui", "--ui-listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert command("serve", file, *listen, *page).code == 2
+    assert "no run of a server" in command.refused("status", run)
+
+    async def fails(server: Server, *about: Any) -> None:
+        server.ready = True
+        raise SojournError("the disk is full.")
+
+    monkeypatch.setattr(Server, "run", fails)
+    answer = command("serve", file, *listen)
+    assert answer.code == 2 and "the disk is full." in answer.err
+    assert "The run was stopped" in command("status", run).out
 
 
 def test_a_start_that_is_refused_leaves_the_config_of_the_run(command: Command, tmp_path: Path) -> None:  # noqa: F811

@@ -127,6 +127,14 @@ def test_a_run_over_the_broker_replays_to_the_same_model(home: Home, method: Any
     assert told["run"]["status"] == "over" and sum(number for _, number in told["staleness"]) == server.book.applied
 
 
+def test_a_server_that_says_farewell_tells_that_the_run_is_over(home: Home) -> None:
+    """That takes as long as somebody trains; until then it must not look as if the server were gone."""
+    server, told = home.server(8), list[str]()
+    server._told = lambda server: told.append(server.status)
+    asyncio.run(together(home, server, [home.worker(number) for number in range(4)]))
+    assert told.count("over") > 1  # after the last upload, and in the farewell
+
+
 def test_tasks_that_wait_with_their_worker_replay_to_the_same_model(home: Home) -> None:
     server = home.server(60, ahead=3)
     asyncio.run(together(home, server, [home.worker(number) for number in range(4)]))

@@ -14,7 +14,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +95,9 @@ def serve(
             book, invited, _welcome(config, federation, algorithm), label=config.algorithms[0].label,
             evaluate=_evaluation(federation, algorithm), eval_every=_eval_every(config, book),
             spent=lambda done: _spent(federation, algorithm, min(done + 1, book.of)).get("privacy"),
-            roster=lambda: Ring(run).places, told=_telling(run, told),
+            roster=lambda: Ring(run).places, told=told if book.over else _telling(run, told),
         )  # fmt: skip
-        try:
-            asyncio.run(_conduct(server, ring, run, where, say))
-        finally:
-            write_status(run, server.snapshot())
+        _until_it_ends(server, run, _conduct(server, ring, run, where, say))
         about = {"label": server.tally.label, "seed": config.run.seed, "algorithm": algorithm.describe(), **notes}
         about |= _spent(federation, algorithm, book.done + (not book.over))  # the round under way has begun to tell
         status = {"over": "ok", "diverged": "diverged"}.get(server.status, "stopped")
@@ -108,6 +105,20 @@ def serve(
         history.params = federation.rebuild(algorithm.answer(book.server).tree)
         history.save(run)
         return history
+
+
+def _until_it_ends(server: Server, run: Path, conducting: Coroutine[Any, Any, None]) -> None:
+    """Tells how it ended; nothing of a server that could not start, nor of one whose run was over before."""
+    worth_telling = not server.book.over
+    try:
+        asyncio.run(conducting)
+    except BaseException:
+        worth_telling = worth_telling and server.ready
+        server.stopping.set()  # for nobody will write that it runs
+        raise
+    finally:
+        if worth_telling:
+            write_status(run, server.snapshot())
 
 
 def _use_precision(config: Config) -> None:

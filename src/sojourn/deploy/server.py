@@ -432,6 +432,7 @@ class Server:
         until = time.monotonic() + _FAREWELL_SECONDS
         while time.monotonic() < until:
             await self._take_up()
+            self._told(self)
             there = [worker.name for worker in self.workers.values() if worker.present(time.time())]
             infos = [await lasting(self.stream.consumer_info, TASKS, name) for name in there]
             if not any((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos):

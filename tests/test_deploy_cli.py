@@ -13,10 +13,12 @@ import pytest
 import sojourn as sj
 from fieldwork import EXAMPLES, NAMES, Fieldwork, free_port
 from sojourn.cli import deployment
-from sojourn.config import to_toml
+from sojourn.config import load_config, simulated, to_toml, validate
 from sojourn.core.errors import SojournError
 from sojourn.deploy.asynchronous import OneByOne
+from sojourn.deploy.broker import Tls
 from sojourn.deploy.keys import Credentials, Ring
+from sojourn.deploy.place import Place
 from sojourn.deploy.record import history_of
 from sojourn.deploy.rules import Rules
 from sojourn.deploy.server import Server
@@ -127,6 +129,10 @@ def test_joining(command: Command, tmp_path: Path) -> None:  # noqa: F811
         ({"deploy": {"min_workers": 11}}, "out of range"),
         ({"partition": {"name": "iid", "redeal": "all"}}, "redeal"),
         ({"problem": {"name": "own", "function": "json:loads"}}, "fails"),
+        ({"engine": {"name": "ray"}}, "[engine] says how a run is simulated"),
+        ({"delay": {"seconds": 0.5}}, "[delay] says how a run is simulated"),
+        ({"schedule": {"max_staleness": 3}}, "[schedule] says"),
+        ({"run": {"record": ["model_norm"]}}, "run.record says"),
         ({"algorithm": {"name": "fedavg", "step_size": 0.1}, "deploy": {"concurrency": 2}}, "as they come"),
         ({"algorithm": {"name": "fedavg", "step_size": 0.1}, "deploy": {"over_selection": 2}}, "out of range"),
     ],
@@ -161,7 +167,7 @@ def test_a_server_that_could_not_start_tells_nothing_and_one_that_failed_that_it
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        page = ("--ui", "--ui-listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        page = ("--ui-listen", f"127.0.0.1:{taken.getsockname()[1]}")
         assert command("serve", file, *listen, *page).code == 2
     assert "no run of a server" in command.refused("status", run)
 
@@ -188,6 +194,43 @@ def test_a_start_that_is_refused_leaves_the_config_of_the_run(command: Command, 
         assert "out of range" in command.refused("serve", file, "--out", run, "--set", "deploy.over_selection=2")
         assert (run / "config.toml").read_text() == before
         assert "cannot listen" in command.refused("serve", run / "config.toml", "--out", run, *where)
+
+
+ELSEWHERE = ("--broker", "nats://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--authority", "ca.pem"), "--authority vouches for a --broker"),
+        (("--host", "fed.example.org"), "is reached from this machine alone"),
+        ((*ELSEWHERE, "--listen", "127.0.0.1:4222"), "--listen is for a broker that is started here"),
+        ((*ELSEWHERE, "--host", "fed.example.org"), "--host is for a broker that is started here"),
+        (("--ui-listen", "8080"), "--ui-listen '8080' is not HOST:PORT"),
+    ],
+)
+def test_an_option_that_would_not_be_heeded_is_refused(
+    options: tuple[str, ...], why: str, command: Command, tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    assert why in command.refused("serve", written(tmp_path / "a.toml"), "--out", tmp_path / "run", *options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_your_own_certificate_has_its_names_and_is_for_a_broker_that_is_started_here() -> None:
+    tls = Tls(Path("a.pem"), Path("a.key"), Path("ca.pem"))
+    with pytest.raises(SojournError, match="yours has its names already"):
+        Place("0.0.0.0:4222", hosts=("fed.example.org",), tls=tls, authority=tls.authority).check()
+    with pytest.raises(SojournError, match="--certificate is for a broker that is started here"):
+        Place(broker="tls://fed.example.org:4222", tls=tls, authority=tls.authority).check()
+    Place("0.0.0.0:4222", hosts=("fed.example.org",)).check()
+    Place(broker="tls://fed.example.org:4222", authority=tls.authority).check()
+
+
+@pytest.mark.parametrize("config", ["digits.toml", "scaffold.toml"])
+def test_what_was_written_beside_a_run_says_nothing_that_only_a_simulation_heeds(config: str) -> None:
+    whole = load_config(EXAMPLES / config)
+    assert simulated(whole) == simulated(validate(whole.tables)) == []
+    assert "run.record" in simulated(load_config(EXAMPLES / config, ["run.record=['model_norm']"]))
 
 
 def test_a_status_of_nothing_and_packages_that_are_missing(

@@ -7,7 +7,6 @@ returns its data; the method, its numbers and the model come from the server as 
 
 import asyncio
 import contextlib
-import dataclasses
 import fcntl
 import inspect
 import signal
@@ -23,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sojourn.algorithms import ALGORITHMS, Algorithm
-from sojourn.config import Config, build_algorithm, guard, read_tables, to_toml, validate
+from sojourn.config import Config, build_algorithm, guard, read_tables, simulated, to_toml, validate
 from sojourn.core.compilation import use_compilation_cache
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
@@ -33,8 +32,9 @@ from sojourn.data.dataset import Dataset, Pixels
 from sojourn.deploy.asynchronous import OneByOne
 from sojourn.deploy.book import Book
 from sojourn.deploy.broker import MAX_PAYLOAD, Broker, Tls, check_url, configuration
-from sojourn.deploy.certificates import client_context, given_certificates, is_loopback, own_certificates
+from sojourn.deploy.certificates import client_context, is_loopback, own_certificates
 from sojourn.deploy.keys import Credentials, Ring, ring_of
+from sojourn.deploy.place import Place, host_and_port
 from sojourn.deploy.record import history_of
 from sojourn.deploy.rounds import InRounds
 from sojourn.deploy.server import Server
@@ -48,33 +48,12 @@ from sojourn.history import CONFIG_FILE, History
 from sojourn.models import MODELS
 from sojourn.problems import PROBLEMS
 
-LISTEN = "127.0.0.1:4222"
 _STATUS_SECONDS = 0.5
 _SUPERVISE_SECONDS = 0.5
 _GRACE_SECONDS = 10.0  # for a server to end its step when it is told to stop
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where the broker listens, and where the page, if there is one."""
-
-    listen: str = LISTEN
-    broker: str | None = None  # one that runs elsewhere
-    page: str | None = None
-    hosts: tuple[str, ...] = ()  # further names by which workers reach the broker
-    tls: Tls | None = None  # the user's own certificate
-    authority: Path | None = None  # of a broker that runs elsewhere
-
-    def check(self) -> None:
-        """Mistakes are told before anything starts."""
-        _host_and_port(self.listen, "--listen")
-        if self.page is not None:
-            _host_and_port(self.page, "--ui-listen")
-        if self.broker is not None:
-            check_url(self.broker)
 
 
 def serve(
@@ -149,6 +128,10 @@ def _prepared(config: Config) -> tuple[Federation, Algorithm, dict[str, Any]]:
         raise SojournError(
             f'model "{config.model.name}" makes its start together with the clients, which a deployment '
             "does not do; take another model."
+        )
+    if simulated(config):
+        raise SojournError(
+            f"{simulated(config)[0]} says how a run is simulated, which means nothing on real machines; take it out."
         )
     federation = build_federation(config)
     method, notes = method_of(part, federation, config, drawn=False)
@@ -274,7 +257,7 @@ async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Cal
         if where.page is not None:
             from sojourn.deploy.page import new_token, serve_page
 
-            host, port = _host_and_port(where.page, "--ui-listen")
+            host, port = host_and_port(where.page, "--ui-listen")
             token = None if is_loopback(host) else new_token()
             page = await stack.enter_async_context(serve_page(server.snapshot, host, port, token))
             say(f"status page: {page}")
@@ -310,7 +293,7 @@ def _trusted(url: str, authority: str | None) -> Any:
 @contextlib.asynccontextmanager
 async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
     """A broker that is started, told of new invitations, started again if it dies, and stopped in the end."""
-    host, port = _host_and_port(where.listen, "--listen")
+    host, port = where.listens_on
     tls = where.tls
     if tls is None and not is_loopback(host):
         tls = own_certificates(run / "certificates", [*_names(host), *where.hosts])
@@ -337,17 +320,6 @@ async def _own_broker(ring: Ring, run: Path, where: Place) -> Any:
         broker.stop()
 
 
-def tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> Tls | None:
-    """The user's own certificate, all of it or nothing."""
-    if certificate is None and key is None and authority is None:
-        return None
-    if certificate is None and key is None:
-        return None  # of a broker that runs elsewhere
-    if certificate is None or key is None or authority is None:
-        raise SojournError("your own certificate needs all three: --certificate, --key and --authority.")
-    return given_certificates(certificate, key, authority)
-
-
 def _at_home(tls: Tls) -> ssl.SSLContext:
     """The server calls its own broker by an address that a certificate need not name."""
     context = client_context(tls.authority.read_text())
@@ -372,13 +344,6 @@ async def _supervise(broker: Broker, ring: Ring, write: Callable[[], None], know
 def _names(host: str) -> list[str]:
     """By which workers elsewhere may call a broker that listens on all of its machine's addresses."""
     return [socket.gethostname(), socket.getfqdn()] if host in ("0.0.0.0", "::") else [host]
-
-
-def _host_and_port(text: str, option: str) -> tuple[str, int]:
-    host, sign, port = text.rpartition(":")
-    if not sign or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise SojournError(f"{option} {text!r} is not HOST:PORT, as in {LISTEN}.")
-    return host.strip("[]"), int(port)
 
 
 def _check_free(host: str, port: int) -> None:

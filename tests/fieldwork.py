@@ -149,6 +149,13 @@ class Fieldwork:
                 raise AssertionError(f"{self.status()}\n{self.logs()}")
             time.sleep(0.2)
 
+    def wait_for_status(self, words: str, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while words not in self.status():
+            if time.monotonic() > until or self.processes["server"].poll() is not None:
+                raise AssertionError(f"{self.status()}\n{self.logs()}")
+            time.sleep(0.1)
+
     def end(self, name: str, seconds: float = 60.0) -> int:
         """Asks one to stop, as Ctrl-C does; its exit code."""
         self.processes[name].send_signal(signal.SIGINT)

@@ -23,12 +23,15 @@ def federation(x64: None) -> Federation:
     return sj.problems.random_quadratic(num_clients=CLIENTS, dimension=4, noise=0.3)
 
 
-def book_of(federation: Federation, method: Any, place: Path) -> OneByOne:
-    return OneByOne(federation, method, place, Rules(max_staleness=6), of=1000, seed=3)
+def book_of(federation: Federation, method: Any, place: Path, max_staleness: int = 6) -> OneByOne:
+    return OneByOne(federation, method, place, Rules(max_staleness=max_staleness), of=1000, seed=3)
 
 
 def played(federation: Federation, method: Any, place: Path, uploads: int, killed: float) -> OneByOne:
-    """A run in which tasks end in any order, some never, and the server is killed between commits."""
+    """A run in which tasks end in any order, some never, and the server is killed between commits.
+
+    The next one may drop what is less stale: that is in the log.
+    """
     rng, downs = np.random.default_rng(0), dict[int, Any]()
     book = book_of(federation, method, place)
     local = jax.jit(
@@ -56,7 +59,7 @@ def played(federation: Federation, method: Any, place: Path, uploads: int, kille
         if rng.random() < 0.5:
             book.commit()
         if rng.random() < killed:
-            book = book_of(federation, method, place)
+            book = book_of(federation, method, place, max_staleness=int(rng.integers(2, 8)))
     book.commit()
     return book
 
@@ -69,6 +72,7 @@ def test_the_log_replays_to_the_same_model(federation: Federation, method: Any, 
     book = played(federation, method, tmp_path, 40, killed)
     trace = trace_of(read_log(tmp_path), CLIENTS, method.uploads_per_update())
     assert len(trace) == book.applied
+    assert not killed or TOO_STALE in {row["event"] for row in read_log(tmp_path)}
     history = sj.run(federation, method, book.applied, trace=trace, seed=3, progress=False)
     np.testing.assert_allclose(np.asarray(history.params), np.asarray(book.server.x.tree), rtol=1e-12)
 

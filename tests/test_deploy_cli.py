@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import signal
 import socket
 import stat
 import sys
@@ -11,12 +12,18 @@ from typing import Any
 import pytest
 
 import sojourn as sj
-from fieldwork import EXAMPLES, NAMES, Fieldwork
+from fieldwork import EXAMPLES, NAMES, Fieldwork, free_port
 from sojourn import serving
 from sojourn.cli import deployment
-from sojourn.config import load_config, to_toml
+from sojourn.config import load_config, simulated, to_toml, validate
 from sojourn.core.errors import SojournError
+from sojourn.deploy.asynchronous import OneByOne
+from sojourn.deploy.broker import Tls
 from sojourn.deploy.keys import Credentials, Ring
+from sojourn.deploy.place import Place
+from sojourn.deploy.record import history_of
+from sojourn.deploy.rules import Rules
+from sojourn.deploy.server import Server
 from test_cli import Command, command  # noqa: F401 - a fixture
 
 METHOD = {"name": "fedasync", "step_size": 0.1, "mixing": 0.5}
@@ -52,6 +59,36 @@ def test_a_run_of_processes_ends_with_true_codes_and_secrets_stay_where_they_are
             assert not any(seed.encode() in path.read_bytes() for seed in seeds), path
     told = work.command("status", str(work.run)).stdout
     assert "The run is over" in told and all(name in told for name in NAMES)
+    before = (work.run / "status.json").read_bytes()
+    try:
+        work.start("server")
+        assert work.processes["server"].wait(60) == 0, work.logs()
+    finally:
+        work.close()
+    assert (work.run / "status.json").read_bytes() == before  # of a run that is over nothing new is to be told
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_is_stopped_before_anybody_came_goes_on_with_the_same_command(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    work = Fieldwork(tmp_path)
+    try:
+        work.start("server")
+        work.wait_for_status("waiting for workers", 60.0)
+        work.processes["server"].send_signal(number)
+        assert work.processes["server"].wait(60.0) == 130, work.logs()
+    finally:
+        work.close()
+    assert "stopped; go on with the same command" in work.logs()
+    assert sj.load_history(work.run).status == "stopped"
+
+
+def test_a_server_that_never_reached_its_broker_leaves_a_history_without_metrics(tmp_path: Path) -> None:
+    book = OneByOne(
+        sj.problems.quadratic([[[1.0]]], [[0.0]]), sj.algorithms.FedAsync(0.1, 1, mixing=0.5), tmp_path, Rules(), of=2
+    )
+    assert list(history_of(book, "stopped", {"label": "a"}).table["round"]) == [0]
 
 
 def test_invitations(command: Command, tmp_path: Path) -> None:  # noqa: F811
@@ -147,6 +184,10 @@ def test_joining(command: Command, tmp_path: Path) -> None:  # noqa: F811
         ({"deploy": {"min_workers": 11}}, "out of range"),
         ({"partition": {"name": "iid", "redeal": "all"}}, "redeal"),
         ({"problem": {"name": "own", "function": "json:loads"}}, "fails"),
+        ({"engine": {"name": "ray"}}, "[engine] says how a run is simulated"),
+        ({"delay": {"seconds": 0.5}}, "[delay] says how a run is simulated"),
+        ({"schedule": {"max_staleness": 3}}, "[schedule] says"),
+        ({"run": {"record": ["model_norm"]}}, "run.record says"),
         ({"algorithm": {"name": "fedavg", "step_size": 0.1}, "deploy": {"concurrency": 2}}, "as they come"),
         ({"algorithm": {"name": "fedavg", "step_size": 0.1}, "deploy": {"over_selection": 2}}, "out of range"),
     ],
@@ -172,6 +213,80 @@ def test_one_server_one_config_one_port(command: Command, tmp_path: Path) -> Non
         assert "at work" in command.refused("serve", file, "--out", run)
     assert "no broker's address" in command.refused("serve", file, "--out", run, "--broker", "nats://127.0.0.1:port")
     assert "all three" in command.refused("serve", file, "--out", run, "--key", "k.pem")
+
+
+def test_a_server_that_could_not_start_tells_nothing_and_one_that_failed_that_it_has_stopped(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    file, run = written(tmp_path / "a.toml"), tmp_path / "run"
+    listen = ("--out", run, "--listen", f"127.0.0.1:{free_port()}")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        page = ("--ui-listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert command("serve", file, *listen, *page).code == 2
+    assert "no run of a server" in command.refused("status", run)
+
+    async def fails(server: Server, *about: Any) -> None:
+        server.ready = True
+        raise SojournError("the disk is full.")
+
+    monkeypatch.setattr(Server, "run", fails)
+    answer = command("serve", file, *listen)
+    assert answer.code == 2 and "the disk is full." in answer.err
+    assert "The run was stopped" in command("status", run).out
+
+
+def test_a_start_that_is_refused_leaves_the_config_of_the_run(command: Command, tmp_path: Path) -> None:  # noqa: F811
+    """The next start is with that file, which must not hold what was refused."""
+    file = written(tmp_path / "a.toml", algorithm={"name": "fedavg", "step_size": 0.1}, deploy={"deadline": 5.0})
+    run = tmp_path / "run"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = ("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert "cannot listen" in command.refused("serve", file, "--out", run, *where)
+        before = (run / "config.toml").read_text()
+        assert "out of range" in command.refused("serve", file, "--out", run, "--set", "deploy.over_selection=2")
+        assert (run / "config.toml").read_text() == before
+        assert "cannot listen" in command.refused("serve", run / "config.toml", "--out", run, *where)
+
+
+ELSEWHERE = ("--broker", "nats://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--authority", "ca.pem"), "--authority vouches for a --broker"),
+        (("--host", "fed.example.org"), "is reached from this machine alone"),
+        ((*ELSEWHERE, "--listen", "127.0.0.1:4222"), "--listen is for a broker that is started here"),
+        ((*ELSEWHERE, "--host", "fed.example.org"), "--host is for a broker that is started here"),
+        (("--ui-listen", "8080"), "--ui-listen '8080' is not HOST:PORT"),
+    ],
+)
+def test_an_option_that_would_not_be_heeded_is_refused(
+    options: tuple[str, ...], why: str, command: Command, tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    assert why in command.refused("serve", written(tmp_path / "a.toml"), "--out", tmp_path / "run", *options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_your_own_certificate_has_its_names_and_is_for_a_broker_that_is_started_here() -> None:
+    tls = Tls(Path("a.pem"), Path("a.key"), Path("ca.pem"))
+    with pytest.raises(SojournError, match="yours has its names already"):
+        Place("0.0.0.0:4222", hosts=("fed.example.org",), tls=tls, authority=tls.authority).check()
+    with pytest.raises(SojournError, match="--certificate is for a broker that is started here"):
+        Place(broker="tls://fed.example.org:4222", tls=tls, authority=tls.authority).check()
+    Place("0.0.0.0:4222", hosts=("fed.example.org",)).check()
+    Place(broker="tls://fed.example.org:4222", authority=tls.authority).check()
+
+
+@pytest.mark.parametrize("config", ["digits.toml", "scaffold.toml"])
+def test_what_was_written_beside_a_run_says_nothing_that_only_a_simulation_heeds(config: str) -> None:
+    whole = load_config(EXAMPLES / config)
+    assert simulated(whole) == simulated(validate(whole.tables)) == []
+    assert "run.record" in simulated(load_config(EXAMPLES / config, ["run.record=['model_norm']"]))
 
 
 def test_a_status_of_nothing_and_packages_that_are_missing(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,8 @@ import numpy as np
 import pytest
 
 import sojourn as sj
-from sojourn.algorithms import FedAsync, FedAvg
+from sojourn.algorithms import FedAsync, FedAvg, Scaffold
+from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
 from sojourn.deploy import parcels, streams
 from sojourn.deploy.asynchronous import OneByOne
@@ -247,6 +249,63 @@ def test_parcels_that_no_message_speaks_of_are_taken_away_and_no_others(
         assert len(chunks) == 2 and all(chunk.startswith(f"C.{wanted}-") for chunk in chunks)
         assert f"C.{wanted}-begun" in chunks
         assert parcels._names_among([f"$O.{bucket}.{about}"], bucket) == {wanted}
+
+
+@pytest.mark.parametrize("grows", [True, False], ids=["a bucket that grows", "a bucket that stays small"])
+def test_tasks_that_start_from_many_models_never_wait_for_each_other(
+    home: Home, monkeypatch: pytest.MonkeyPatch, grows: bool
+) -> None:  # fmt: skip
+    """The server that waits for room in the bucket is the one that makes it: it would wait for ever."""
+    for name, value in (("INLINE_BYTES", 1 << 10), ("_CHUNK_BYTES", 1 << 12)):
+        monkeypatch.setattr(parcels, name, value)
+    method, size, make, made = FedAsync(1e-5, 2, mixing=0.5), 12 * WIDE, parcels.make_bucket, list[int]()
+
+    async def small() -> None:
+        connection = await _at_the_broker(home)
+        await make(connection.jetstream(), parcels.MODELS, 3 * parcels.room_for(size))
+        await connection.close()
+
+    class Slow(Client):
+        """So slow that the uploads come one by one, and each makes a model of its own."""
+
+        def do(self, *task: Any) -> Any:
+            time.sleep(0.05)
+            return super().do(*task)
+
+    async def kept(stream: Any, name: str, max_bytes: int) -> int:
+        has = await make(stream, name, 1 if name == parcels.MODELS and not grows else max_bytes)
+        made.extend([has] if name == parcels.MODELS else [])
+        return has
+
+    asyncio.run(small())
+    monkeypatch.setattr(parcels, "make_bucket", kept)
+    serving = home.server(60, method, wide(*range(4)), ahead=7)
+    asyncio.run(together(home, serving, [home.worker(number, method, wide(number), Slow) for number in range(4)], 30.0))
+    assert serving.book.applied == 60 and serving.rejected == serving.book.given_up == 0
+    assert made == [(34 if grows else 3) * parcels.room_for(size)]  # of 8 tasks each, and two beside them
+
+
+def test_a_first_task_that_is_too_large_by_what_its_memory_starts_from_travels_apart(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What SCAFFOLD sends down is two models, which fit; with the start of a first task they are three."""
+    monkeypatch.setattr(parcels, "INLINE_BYTES", 30 * WIDE)
+    method, together_too_large = Scaffold(1e-5, 2), wide(*range(4))
+    serving = home.server(2, method, together_too_large)
+    asyncio.run(together(home, serving, [home.worker(number, method, wide(number)) for number in range(4)], 60.0))
+    assert serving.book.done == 2 and difference(serving.book, together_too_large) < 1e-5
+
+
+def test_a_broker_without_room_for_the_models_says_so(home: Home) -> None:
+    async def ask() -> None:
+        connection = await _at_the_broker(home)
+        try:
+            await parcels.make_bucket(connection.jetstream(), parcels.MODELS, 1 << 60)
+        finally:
+            await connection.close()
+
+    with pytest.raises(SojournError, match=r"no 1152921504\.6 GB left .* lower deploy\.ahead"):
+        asyncio.run(ask())
 
 
 class KilledError(Exception):

@@ -127,6 +127,14 @@ def test_a_run_over_the_broker_replays_to_the_same_model(home: Home, method: Any
     assert told["run"]["status"] == "over" and sum(number for _, number in told["staleness"]) == server.book.applied
 
 
+def test_a_server_that_says_farewell_tells_that_the_run_is_over(home: Home) -> None:
+    """That takes as long as somebody trains; until then it must not look as if the server were gone."""
+    server, told = home.server(8), list[str]()
+    server._told = lambda server: told.append(server.status)
+    asyncio.run(together(home, server, [home.worker(number) for number in range(4)]))
+    assert told.count("over") > 1  # after the last upload, and in the farewell
+
+
 def test_tasks_that_wait_with_their_worker_replay_to_the_same_model(home: Home) -> None:
     server = home.server(60, ahead=3)
     asyncio.run(together(home, server, [home.worker(number) for number in range(4)]))
@@ -272,47 +280,127 @@ def test_an_upload_without_its_senders_seal_is_not_taken(home: Home) -> None:
     assert asyncio.run(server._take(message(seal("ben"))))[0] == "applied"
 
 
-def test_no_mutant_of_an_upload_changes_the_book(home: Home) -> None:
-    """Sealed, as a hostile worker can: what it says is not what was asked for."""
-    server, rng = home.server(10, max_rejected=10**6), np.random.default_rng(0)
-    (task,) = server.book.assign([1], 0.0)
-    words = {"task": str(task.number), "exchange": task.exchange, "parcel": "", "digest": ""}
-    good, subject, pair = (
-        encode("upload", words, np.ones(3, "f")),
+def mutant(rng: np.random.Generator, good: bytes, before: int) -> bytes:
+    """With a few bits before a place turned, and sometimes cut off."""
+    body = bytearray(good)
+    for place in rng.integers(0, before, rng.integers(1, 4)):
+        body[place] ^= 1 << rng.integers(8)
+    made = bytes(body[: rng.integers(0, len(body)) if rng.random() < 0.3 else len(body)])
+    return made if made != good else good[:-1]  # the same bit may have been turned twice
+
+
+@pytest.mark.parametrize("number", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_no_mutant_of_an_upload_changes_the_book(home: Home, number: int) -> None:
+    """Sealed, as a hostile worker can, and taken as the server takes it: what it says is not what was asked for."""
+    server, rng = home.server(10, max_rejected=10**6), np.random.default_rng(number)
+    subject, pair, before = (
         upload_subject("ben"),
         Pair.of(home.creds["ben"].seed),
+        np.asarray(server.book.server.x.tree),
     )
-    numbers_at = len(good) - 12  # there, another number is as good as the first
-    before = np.asarray(server.book.server.x.tree)
-    for _ in range(500):
-        body = bytearray(good)
-        for place in rng.integers(0, numbers_at, rng.integers(1, 4)):
-            body[place] ^= 1 << rng.integers(8)
-        cut = rng.integers(0, len(body)) if rng.random() < 0.3 else len(body)
-        body = bytes(body[:cut])
-        message = SimpleNamespace(subject=subject, data=body, headers=pair.seal(subject, body))
-        verdict = asyncio.run(server._take(message))[0]
-        assert verdict in ("rejected", "duplicate") or body == good
-        if not server.book.out:  # a rejected answer's task is given up
-            (task,) = server.book.assign([1], 0.0)
-            good = encode("upload", {**words, "task": str(task.number)}, np.ones(3, "f"))
-            numbers_at = len(good) - 12
-    assert server.book.applied == 0 and server.rejected > 100
+
+    async def offer() -> None:
+        for _ in range(number):
+            if not server.book.out:  # a rejected answer's task is given up
+                (task,) = server.book.assign([1], 0.0)
+                words = {"task": str(task.number), "exchange": task.exchange, "parcel": "", "digest": ""}
+                good = encode("upload", words, np.ones(3, "f"))
+            body = mutant(rng, good, len(good) - 12)  # there, another number is as good as the first
+            message = SimpleNamespace(subject=subject, data=body, headers=pair.seal(subject, body))
+            verdict, _ = await server._take(message)
+            assert verdict in ("rejected", "duplicate")
+
+    asyncio.run(offer())
+    assert server.book.applied == 0 and server.rejected > number / 5
     np.testing.assert_array_equal(before, np.asarray(server.book.server.x.tree))
 
 
 def test_a_worker_whose_invitation_is_taken_back_is_not_waited_for_until_it_is_invited_anew(home: Home) -> None:
     server = home.server(3, Scaffold(0.05, 3))
     assert isinstance(server.book, InRounds) and server.book.wanted == 4
-    server._revoke(server.workers["ben"], True)
+    server.book.assign(range(4), 0.0)
+    home.ring.revoke("ben")
+    server._heed(home.ring.places)
     server.book.commit()
     assert server.book.wanted == 3 and not server.workers["ben"].trusted
     again = home.server(3, Scaffold(0.05, 3))  # the next server of the run
     assert again.workers["ben"].revoked and again.book.excluded == {1}
-    again._revoke(again.workers["ben"], False)
+    home.ring.invite("ben")
+    again._heed(home.ring.places)
     assert again.book.excluded == set() and again.workers["ben"].trusted
     with pytest.raises(SojournError, match="cannot do without client 0"):
         InRounds(federation(0, 1), SingleMachineSGD(0.05), home.place / "one", Rules(), of=3).exclude(0)
+
+
+def places(server: Server) -> list[str | None]:
+    assert all(server.by_client[worker.client] is worker for worker in server.workers.values())
+    return server.book.names
+
+
+@pytest.mark.parametrize("method", [FEDASYNC, Scaffold(0.05, 3)], ids=["asynchronous", "rounds"])
+def test_a_worker_that_is_revoked_before_its_first_task_leaves_its_place(tmp_path: Path, method: Any) -> None:
+    home = Home(tmp_path, ["eve", *NAMES])
+    try:
+        home.ring.revoke("eve")
+        server = home.server(10, method, federation(*range(4)))
+        assert places(server) == NAMES
+        home.ring.revoke("ben")
+        assert server._heed(home.ring.places) == [] and places(server) == ["ada", None, "cleo", "dot"]
+        home.ring.invite("eve")
+        assert server._heed(home.ring.places) == ["eve"] and places(server) == ["ada", "eve", "cleo", "dot"]
+        server._greet(server.workers["eve"], b'{"format": "1", "samples": 7}')
+        server.book.commit()
+        home.ring.revoke("cleo")
+        again = home.server(
+            10, method, federation(*range(4))
+        )  # places stay as they were, in whatever order the names are
+        assert places(again) == ["ada", "eve", None, "dot"] and again.book.samples == [None, 7, None, None]
+        again.book.assign([0, 1, 3], 0.0)
+        for name in ("eve", "dot"):
+            home.ring.revoke(name)
+        again._heed(home.ring.places)
+        assert places(again) == ["ada", "eve", None, "dot"] and again.book.excluded == {1, 3}  # of tasks there is a log
+        assert "2 of them by workers that were revoked" in again._full()
+        home.ring.invite("eve")
+        assert again._heed(home.ring.places) == [] and again.book.excluded == {3}
+    finally:
+        home.broker.stop()
+
+
+def test_a_book_that_kept_no_names_goes_on_in_the_order_of_the_invitations(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(OneByOne, "kept", tuple(name for name in OneByOne.kept if name not in ("names", "asked")))
+        server = home.server(10)
+        server.book.assign([0], 0.0)
+        server.book.commit()
+    home.ring.revoke("ada")
+    assert places(home.server(10)) == NAMES
+
+
+def test_in_rounds_nobody_waits_for_a_place_that_was_left_until_somebody_takes_it(home: Home) -> None:
+    server = home.server(3, Scaffold(0.05, 3))
+    assert isinstance(server.book, InRounds)
+    server.book.assign([0, 1, 2], 0.0)
+    home.ring.revoke("dot")
+    server._heed(home.ring.places)
+    assert places(server) == ["ada", "ben", "cleo", None] and server.book.wanted == 3
+    home.ring.invite("eve")
+    server._heed(home.ring.places)
+    assert places(server) == ["ada", "ben", "cleo", "eve"] and server.book.wanted == 4
+
+
+def test_a_run_starts_with_those_who_are_left_when_one_was_revoked(tmp_path: Path) -> None:
+    home = Home(tmp_path, ["eve", *NAMES])
+    try:
+        home.ring.revoke("eve")
+        server = home.server(20, whole=federation(*range(4)))
+        workers = [home.worker(client + 1, alone=federation(client)) for client in range(4)]
+        done = asyncio.run(together(home, server, workers, 60.0))
+    finally:
+        home.broker.stop()
+    assert min(done) > 0 and difference(server.book, federation(*range(4))) < 1e-6
 
 
 def test_a_stranger_is_not_let_in(home: Home) -> None:

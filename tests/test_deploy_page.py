@@ -374,7 +374,7 @@ def test_a_run_in_rounds_has_no_staleness_and_a_problem_without_accuracy_no_char
         await shows(page, "#staleness-figure").to_be_hidden()
         await shows(page, "#accuracy-figure").to_be_hidden()
         await shows(page, "#loss").to_contain_text("Rounds")
-        await shows(page, "#unit").to_have_text("(rounds per second)")
+        await shows(page, "#unit").to_have_text("(uploads per second)")
 
     told = Told(snapshot(mode="rounds", unit="rounds", staleness=[], metrics=metrics))
     assert asyncio.run(browse(scenario, told)).complaints == []

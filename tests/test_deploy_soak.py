@@ -33,8 +33,8 @@ def soak(place: Path, config: str, endless: str, seconds: float, seed: int) -> N
 
 
 @KINDS
-def test_half_a_minute_of_kills(config: str, endless: str, tmp_path: Path) -> None:
-    soak(tmp_path, config, endless, 30.0, seed=1)
+def test_a_minute_of_kills(config: str, endless: str, tmp_path: Path) -> None:
+    soak(tmp_path, config, endless, 60.0, seed=1)
 
 
 @pytest.mark.slow

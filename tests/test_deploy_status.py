@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import sojourn as sj
 from run_snapshots import HOSTILE, NOW, snapshot, worker
 from sojourn.core.errors import SojournError
+from sojourn.deploy.asynchronous import OneByOne
+from sojourn.deploy.rules import Rules
+from sojourn.deploy.snapshot import Tally, Worker, snapshot_of
 from sojourn.deploy.status import STATUS_FILE, describe, read_status, status_renderable, write_status
 
 
@@ -115,8 +119,33 @@ def test_rounds_have_no_staleness_and_a_private_run_says_what_it_gave_away() -> 
     told = snapshot(mode="rounds", unit="rounds", staleness=[], queue=None, privacy={"epsilon": 2.5, "delta": 1e-5})
     facts = dict(describe(told)["facts"])
     assert facts == {
-        "Version": "120", "Time": "5 min", "Rounds per second": "0.25", "Privacy": "ε = 2.5, δ = 1e−5",
+        "Version": "120", "Time": "5 min", "Uploads per second": "0.25", "Privacy": "ε = 2.5, δ = 1e−5",
     }  # fmt: skip
+
+
+def test_the_rate_is_of_the_last_minute_and_not_of_a_stretch_that_happened_to_be_empty() -> None:
+    short = [[seconds / 5, rate] for seconds, rate in enumerate([0.0, 10.0] * 29 + [10.0, 0.0], 1)]  # 12 s in all
+    long = [[60.0 * minute, rate] for minute, rate in enumerate([9.0] * 59 + [0.5], 1)]
+    for throughput, rate in ((short, "5"), (long, "0.5")):
+        assert dict(describe(snapshot(throughput=throughput))["facts"])["Uploads per second"] == rate
+
+
+@pytest.mark.parametrize(
+    ("known", "doing"),
+    [
+        ({}, "not here yet"), ({"joined": True}, "silent"), ({"joined": True, "seen": NOW}, "idle"),
+        ({"quarantined": True}, "asked no more"), ({"revoked": True}, "revoked"),
+        ({"joined": True, "seen": NOW, "revoked": True}, "revoked"),
+        ({"joined": True, "quarantined": True, "revoked": True}, "asked no more"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_worker_before_it_was_heard_and_after(
+    known: dict[str, Any], doing: str, tmp_path: Path
+) -> None:
+    federation = sj.problems.quadratic([[[1.0]]], [[0.0]])
+    book = OneByOne(federation, sj.algorithms.FedAsync(0.1, 1, mixing=0.5), tmp_path, Rules(), of=2)
+    told = snapshot_of(book, [Worker("ada", 0, **known)], Tally("a", NOW), "running", NOW)
+    assert describe(told)["workers"][0]["doing"] == doing
 
 
 def test_before_anything_happened_there_is_nothing_to_show_and_nothing_breaks() -> None:

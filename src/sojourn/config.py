@@ -213,6 +213,13 @@ def _time_parts(tables: Mapping[str, Any], asynchronous: bool) -> dict[str, Part
     }  # fmt: skip
 
 
+def simulated(config: Config) -> list[str]:
+    """What a config says, beyond what it would say by itself, that only a simulation heeds."""
+    usual = {"engine": _part("engine", {}, ENGINES, signature_model, "auto"), **_time_parts({}, asynchronous=True)}
+    tables = [f"[{name}]" for name, part in usual.items() if getattr(config, name) not in (None, part)]
+    return tables + ["run.record"] * bool(config.run.record)
+
+
 def options_table(room: str, name: str) -> list[str]:
     """The options of a registry's entry with their defaults, as text."""
     models: dict[str, Callable[[], type[BaseModel]]] = {

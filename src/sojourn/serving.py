@@ -7,7 +7,6 @@ returns its data; the method, its numbers and the model come from the server as 
 
 import asyncio
 import contextlib
-import dataclasses
 import fcntl
 import inspect
 import signal
@@ -15,7 +14,7 @@ import socket
 import ssl
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sojourn.algorithms import ALGORITHMS, Algorithm
-from sojourn.config import Config, build_algorithm, guard, read_tables, to_toml, validate
+from sojourn.config import Config, build_algorithm, guard, read_tables, simulated, to_toml, validate
 from sojourn.core.compilation import use_compilation_cache
 from sojourn.core.errors import SojournError
 from sojourn.core.federation import Federation
@@ -35,8 +34,9 @@ from sojourn.data.dataset import Dataset, Pixels
 from sojourn.deploy.asynchronous import OneByOne
 from sojourn.deploy.book import Book
 from sojourn.deploy.broker import MAX_PAYLOAD, Broker, Tls, check_url, configuration
-from sojourn.deploy.certificates import client_context, given_certificates, is_loopback, own_certificates
+from sojourn.deploy.certificates import client_context, is_loopback, own_certificates
 from sojourn.deploy.keys import Credentials, Ring, ring_of
+from sojourn.deploy.place import Place, host_and_port
 from sojourn.deploy.record import history_of
 from sojourn.deploy.rounds import InRounds
 from sojourn.deploy.server import Server
@@ -51,32 +51,11 @@ from sojourn.history import CONFIG_FILE, History
 from sojourn.models import MODELS
 from sojourn.problems import PROBLEMS
 
-LISTEN = "127.0.0.1:4222"
 _STATUS_SECONDS = 0.5
 _GRACE_SECONDS = 10.0  # for a server to end its step when it is told to stop
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where the broker listens, and where the page, if there is one."""
-
-    listen: str = LISTEN
-    broker: str | None = None  # one that runs elsewhere
-    page: str | None = None
-    hosts: tuple[str, ...] = ()  # further names by which workers reach the broker
-    tls: Tls | None = None  # the user's own certificate
-    authority: Path | None = None  # of a broker that runs elsewhere
-
-    def check(self) -> None:
-        """Mistakes are told before anything starts."""
-        _host_and_port(self.listen, "--listen")
-        if self.page is not None:
-            _host_and_port(self.page, "--ui-listen")
-        if self.broker is not None:
-            check_url(self.broker)
 
 
 def serve(
@@ -88,20 +67,18 @@ def serve(
     where.check()
     federation, algorithm, notes = _prepared(config)
     with _alone_in(run):
-        _keep_config(config, run)
+        _check_config(config, run)
         book = _book(config, federation, algorithm, run)
+        _keep_config(config, run)
         with ring_of(run) as ring:
             invited = dict(ring.places)
         server = Server(
             book, invited, _welcome(config, federation, algorithm), label=config.algorithms[0].label,
             evaluate=_evaluation(federation, algorithm), eval_every=_eval_every(config, book),
             spent=lambda done: _spent(federation, algorithm, min(done + 1, book.of)).get("privacy"),
-            roster=lambda: Ring(run).places, told=_telling(run, told),
+            roster=lambda: Ring(run).places, told=told if book.over else _telling(run, told),
         )  # fmt: skip
-        try:
-            asyncio.run(_conduct(server, ring, run, where, say))
-        finally:
-            write_status(run, server.snapshot())
+        _until_it_ends(server, run, _conduct(server, ring, run, where, say))
         about = {"label": server.tally.label, "seed": config.run.seed, "algorithm": algorithm.describe(), **notes}
         about |= _spent(federation, algorithm, book.done + (not book.over))  # the round under way has begun to tell
         status = {"over": "ok", "diverged": "diverged"}.get(server.status, "stopped")
@@ -109,6 +86,20 @@ def serve(
         history.params = federation.rebuild(algorithm.answer(book.server).tree)
         history.save(run)
         return history
+
+
+def _until_it_ends(server: Server, run: Path, conducting: Coroutine[Any, Any, None]) -> None:
+    """Tells how it ended; nothing of a server that could not start, nor of one whose run was over before."""
+    worth_telling = not server.book.over
+    try:
+        asyncio.run(conducting)
+    except BaseException:
+        worth_telling = worth_telling and server.ready
+        server.stopping.set()  # for nobody will write that it runs
+        raise
+    finally:
+        if worth_telling:
+            write_status(run, server.snapshot())
 
 
 def _use_precision(config: Config) -> None:
@@ -140,6 +131,10 @@ def _prepared(config: Config) -> tuple[Federation, Algorithm, dict[str, Any]]:
             f'model "{config.model.name}" makes its start together with the clients, which a deployment '
             "does not do; take another model."
         )
+    if simulated(config):
+        raise SojournError(
+            f"{simulated(config)[0]} says how a run is simulated, which means nothing on real machines; take it out."
+        )
     federation = build_federation(config)
     method, notes = method_of(part, federation, config, drawn=False)
     method.check(world_of(federation, method, federation.num_clients))
@@ -162,12 +157,17 @@ def _alone_in(run: Path) -> Iterator[None]:
         yield
 
 
-def _keep_config(config: Config, run: Path) -> None:
+def _check_config(config: Config, run: Path) -> None:
     """How the run is conducted may change from one server to the next, so that one that waits in vain can be helped."""
-    path, text = run / CONFIG_FILE, to_toml(config.tables)
+    path = run / CONFIG_FILE
     if path.exists() and _lasting_tables(read_tables(path)) != _lasting_tables(config.tables):
         raise SojournError(f"{run} holds a run with another config; go on with {path}, or give another --out.")
-    write_atomically(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def _keep_config(config: Config, run: Path) -> None:
+    """Once its book was opened: a server that is refused must not change by what the next one starts."""
+    text = to_toml(config.tables)
+    write_atomically(run / CONFIG_FILE, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def _lasting_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,7 +259,7 @@ async def _conduct(server: Server, ring: Ring, run: Path, where: Place, say: Cal
         if where.page is not None:
             from sojourn.deploy.page import new_token, serve_page
 
-            host, port = _host_and_port(where.page, "--ui-listen")
+            host, port = host_and_port(where.page, "--ui-listen")
             token = None if is_loopback(host) else new_token()
             page = await stack.enter_async_context(serve_page(server.snapshot, host, port, token))
             say(f"status page: {page}")
@@ -283,7 +283,7 @@ def _trusted(url: str, authority: str | None) -> Any:
 @contextlib.asynccontextmanager
 async def _own_broker(ring: Ring, run: Path, where: Place, say: Callable[[str], None]) -> Any:
     """A broker that is started, told of new invitations, started again if it dies, and stopped in the end."""
-    host, port = _host_and_port(where.listen, "--listen")
+    host, port = where.listens_on
     tls = where.tls
     if tls is None and not is_loopback(host):
         tls = own_certificates(run / "certificates", [*_names(host), *where.hosts])
@@ -305,17 +305,6 @@ async def _own_broker(ring: Ring, run: Path, where: Place, say: Callable[[str], 
         broker.stop()
 
 
-def tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> Tls | None:
-    """The user's own certificate, all of it or nothing."""
-    if certificate is None and key is None and authority is None:
-        return None
-    if certificate is None and key is None:
-        return None  # of a broker that runs elsewhere
-    if certificate is None or key is None or authority is None:
-        raise SojournError("your own certificate needs all three: --certificate, --key and --authority.")
-    return given_certificates(certificate, key, authority)
-
-
 def _at_home(tls: Tls) -> ssl.SSLContext:
     """The server calls its own broker by an address that a certificate need not name."""
     context = client_context(tls.authority.read_text())
@@ -330,13 +319,6 @@ def _bracketed(host: str) -> str:
 def _names(host: str) -> list[str]:
     """By which workers elsewhere may call a broker that listens on all of its machine's addresses."""
     return [socket.gethostname(), socket.getfqdn()] if host in ("0.0.0.0", "::") else [host]
-
-
-def _host_and_port(text: str, option: str) -> tuple[str, int]:
-    host, sign, port = text.rpartition(":")
-    if not sign or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise SojournError(f"{option} {text!r} is not HOST:PORT, as in {LISTEN}.")
-    return host.strip("[]"), int(port)
 
 
 def _check_free(host: str, port: int) -> None:

@@ -21,7 +21,9 @@ def serve_command(
     file: File,
     out: Out = None,
     set_: Changes = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the broker listens.")] = "127.0.0.1:4222",
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where the broker listens. Default: 127.0.0.1:4222.")
+    ] = None,
     host: Annotated[
         list[str] | None, typer.Option(help="A further name by which workers reach it, for its certificate.")
     ] = None,
@@ -34,7 +36,9 @@ def serve_command(
         Path | None, typer.Option(help="The authority that signed it, or the certificate of --broker.")
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Show a live page of the run.")] = False,
-    ui_listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the page is shown.")] = "127.0.0.1:8080",
+    ui_listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where it is shown, if not on 127.0.0.1:8080.")
+    ] = None,
 ) -> None:
     """Conduct a run on real machines: workers that `join` train on data that stay with them.
 
@@ -45,14 +49,16 @@ def serve_command(
     """
     _needs_deployment()
     from sojourn.config import load_config
+    from sojourn.deploy.place import PAGE, Place, tls_files
     from sojourn.progress import Display
-    from sojourn.serving import Place, serve, tls_files
+    from sojourn.serving import serve
 
     path = config_file(file)
     config = load_config(path, set_ or [])
     run = out or Path("runs") / path.stem
     tls = tls_files(certificate, key, authority)
-    where = Place(listen, broker, ui_listen if ui else None, tuple(host or ()), tls, authority)
+    page = ui_listen or (PAGE if ui else None)
+    where = Place(listen, broker, page, tuple(host or ()), tls, authority)
     with Display(config.algorithms[0].label, config.run.rounds, words="waiting for workers") as display:
         history = serve(config, run, where, told=lambda s: display.update(*s.progress()), say=say)
     show([history], run, path.stem, again="the same command")

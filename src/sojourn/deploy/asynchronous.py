@@ -62,9 +62,6 @@ class OneByOne(Book):
         keys = jax.vmap(jax.vmap(one, (None, 0)), (0, None))(tasks, jnp.arange(self.num_clients))
         return jax.random.key_data(keys)
 
-    def _settled(self) -> Any:
-        return self.rules.max_staleness
-
     @property
     def done(self) -> int:
         return self.applied
@@ -73,11 +70,16 @@ class OneByOne(Book):
     def version(self) -> int:
         return self.applied // self._per_update
 
+    @property
+    def models_in_use(self) -> int:
+        everyone = (1 + self.rules.ahead) * self.num_clients
+        return min(everyone, self.rules.concurrency or everyone)
+
     def assign(self, present: Sequence[int], now: float) -> list[Task]:
         if self.over:
             return []
         each, out = 1 + self.rules.ahead, Counter(task.client for task in self.out.values())
-        room = (self.rules.concurrency or each * self.num_clients) - len(self.out)
+        room = self.models_in_use - len(self.out)
         # those first that have nothing to do
         free = [client for number in range(each) for client in present if out[client] <= number]
         return [self._hand_out(client, _TRIP, 0, now) for client in free[: max(0, room)]]

@@ -11,6 +11,7 @@ the same upload. Two books follow this one: `asynchronous` takes uploads one by 
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import json
@@ -90,6 +91,7 @@ class Book(abc.ABC):
     unit: str
     kept: ClassVar[tuple[str, ...]] = (
         "applied", "next_task", "memories", "seconds", "metrics", "diverged", "given_up", "rejected", "samples",
+        "names", "asked",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +108,8 @@ class Book(abc.ABC):
         self.memories = [-1] * self.num_clients  # the last task of each client that was applied
         self.rejected = [0] * self.num_clients  # uploads of each that could not be used
         self.samples: list[int | None] = [None] * self.num_clients  # as the workers told them
+        self.names: list[str | None] = [None] * self.num_clients  # of the workers that the clients are
+        self.asked = [False] * self.num_clients  # whether a task was ever handed out to each
         self.excluded: set[int] = set()  # those who take part no more
         self.seconds = 0.0  # of all servers of this run together
         self.metrics: list[dict[str, float]] = []
@@ -128,8 +132,8 @@ class Book(abc.ABC):
             (place / LOG_FILE).unlink(missing_ok=True)  # of a server that was killed before its first commit
 
     def _settled(self) -> Any:
-        """What must not change from one server of a run to the next."""
-        return ()
+        """What must not change from one server of a run to the next, beside the method and where it starts."""
+        return None
 
     def told_samples(self, client: int, number: int) -> None:
         """How many samples a client has: it weighs as many, where the method or the objective weighs by them.
@@ -148,6 +152,8 @@ class Book(abc.ABC):
     def _with_samples(self, told: list[int | None]) -> Clients:
         """The clients by what was told; those who were not heard yet are thought to have as many as the others."""
         known = [number for number in told if number is not None]
+        if not known:
+            return self.federation.clients
         sizes = np.array([np.mean(known) if number is None else number for number in told], float)
         given, kind = self.federation.clients, jnp.result_type(float)
         weights = None if given.weights is None else jnp.asarray(sizes / sizes.sum(), given.weights.dtype)
@@ -172,6 +178,11 @@ class Book(abc.ABC):
         """Whether uploads were taken that the model does not contain yet."""
         return False
 
+    @property
+    def models_in_use(self) -> int:
+        """How many different models the tasks that are out can start from."""
+        return 1
+
     def exclude(self, client: int) -> None:
         """A worker that takes part no more: its answers are not waited for."""
         self.excluded.add(client)
@@ -179,6 +190,22 @@ class Book(abc.ABC):
     def readmit(self, client: int) -> None:
         """A worker that was excluded and is asked again."""
         self.excluded.discard(client)
+
+    def place_of(self, name: str) -> int | None:
+        """The client that a worker is: the one it was, else the first that nobody is; None if there is none."""
+        if name not in self.names and None in self.names:
+            client = self.names.index(None)
+            self.names[client] = name
+            self.readmit(client)
+        return self.names.index(name) if name in self.names else None
+
+    def vacate(self, client: int) -> None:
+        """Another worker may be this client, which was never handed a task; until then the others go on without it."""
+        self.names[client], self.samples[client], self.rejected[client] = None, None, 0
+        self.clients, self.unsaved = self._with_samples(self.samples), True
+        if self.next_task:
+            with contextlib.suppress(SojournError):  # a method that cannot do without it waits
+                self.exclude(client)
 
     def has_answered(self, client: int) -> bool:
         """Whether a client's answer was taken and waits for the others."""
@@ -192,7 +219,7 @@ class Book(abc.ABC):
 
     def _hand_out(self, client: int, exchange: str, round: int, now: float) -> Task:
         task = Task(self.next_task, client, exchange, round, self.version, self.applied, self.memories[client], now)
-        self.out[task.number] = task
+        self.out[task.number], self.asked[client] = task, True
         self.next_task += 1
         self._fresh.append({"event": HANDED_OUT, **vars(task)})
         return task
@@ -277,11 +304,12 @@ class Book(abc.ABC):
         self._open(book)
 
     def _open(self, book: dict[str, Any]) -> None:
-        for name in self.kept:
-            setattr(self, name, book[name])
+        former = {"names": self.names, "asked": [True] * self.num_clients}  # that an earlier sojourn did not keep
+        for name, value in (former | book).items():
+            if name in self.kept:
+                setattr(self, name, value)
         self.excluded = set(book["excluded"])
-        if any(number is not None for number in self.samples):
-            self.clients = self._with_samples(self.samples)
+        self.clients = self._with_samples(self.samples)
         self.out = {entry["number"]: Task(**entry) for entry in book["out"]}
         self._synced, self._tail = book["log"], book["rows"]
         with open(self.place / LOG_FILE, "rb+") as stream:  # rows after the last commit never happened
@@ -307,4 +335,6 @@ def secret_root(place: Path) -> jax.Array:
 
 
 def read_log(place: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (place / LOG_FILE).read_text().splitlines()]
+    """The rows of a book's log; there are none before its first commit."""
+    path = place / LOG_FILE
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

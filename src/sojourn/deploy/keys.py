@@ -116,7 +116,7 @@ class Credentials:
 class Ring:
     """The server's own key and the public keys of those it has invited, in the run's directory.
 
-    A worker's place among them is the number of its client, for good: who was revoked keeps its place without a key.
+    Clients are numbered in their order; who was revoked stays among them without a key, and can be invited anew.
     """
 
     def __init__(self, place: Path) -> None:

@@ -86,7 +86,7 @@
       const losses = curves(metrics, "loss"), accuracies = curves(metrics, "accuracy");
       element("accuracy-figure").hidden = metrics.length > 0 && accuracies.length === 0;
       element("staleness-figure").hidden = run.mode === "rounds";
-      say(element("unit"), `(${run.unit} per second)`);
+      say(element("unit"), "(uploads per second)");
       await draw("loss", losses, "No evaluation yet", { x, log: wantsLog(losses.map((row) => row.value)) });
       if (!element("accuracy-figure").hidden) await draw("accuracy", accuracies, "No evaluation yet", { x });
       const bars = staleness.map(([late, count]) => ({ left: late - 0.45, right: late + 0.45, staleness: late, count }));

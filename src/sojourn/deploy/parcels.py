@@ -25,6 +25,7 @@ from nats.js.api import Header, ObjectInfo, ObjectMetaOptions, StorageType
 from nats.js.errors import APIError, BadObjectMetaError, BucketNotFoundError, NotFoundError, ObjectNotFoundError
 from nats.js.kv import MSG_ROLLUP_SUBJECT
 
+from sojourn.core.errors import SojournError
 from sojourn.deploy.broker import TROUBLE
 from sojourn.deploy.wire import Buffer, Rejected
 
@@ -33,6 +34,7 @@ _CHUNK_BYTES = 1 << 20
 _AT_ONCE = 4  # chunks on their way to the broker's disk
 _WAIT_SECONDS = 0.5
 _SOME = 100  # subjects that are purged in a row
+_NO_STORAGE = 10047  # the broker's number for a disk that is too small for what is asked
 MODELS = "models"
 _NOT_THERE = (NotFoundError, BucketNotFoundError, ObjectNotFoundError, BadObjectMetaError)
 
@@ -45,11 +47,33 @@ def upload_name(task: int) -> str:
     return f"task-{task}"
 
 
-async def make_bucket(stream: Any, name: str, max_bytes: int) -> None:
+def room_for(size: int) -> int:
+    """Bytes of a bucket that a parcel takes at most, with all that the broker keeps of its chunks."""
+    return size + size // 4 + 2 * _CHUNK_BYTES
+
+
+async def make_bucket(stream: Any, name: str, max_bytes: int) -> int:
+    """Makes a bucket, or lets it grow: a run may go on with more tasks at a time. Returns how much it holds."""
     try:
-        await stream.object_store(name)
-    except BucketNotFoundError:
+        return await _bucket(stream, name, max_bytes)
+    except APIError as error:
+        if error.err_code != _NO_STORAGE:
+            raise
+        raise SojournError(
+            f"the broker has no {max_bytes / 1e9:.1f} GB left for the parcels of this run; give it a larger disk, or "
+            "lower deploy.ahead and deploy.concurrency."
+        ) from None
+
+
+async def _bucket(stream: Any, name: str, max_bytes: int) -> int:
+    try:
+        config = (await stream.stream_info(f"OBJ_{name}")).config
+    except NotFoundError:
         await stream.create_object_store(name, storage=StorageType.FILE, max_bytes=max_bytes)
+        return max_bytes
+    if config.max_bytes < max_bytes:
+        await stream.update_stream(config.evolve(max_bytes=max_bytes))
+    return max(max_bytes, int(config.max_bytes))
 
 
 async def put(

@@ -37,7 +37,7 @@ def history_of(book: Book, status: str, about: Mapping[str, Any], config: dict[s
                 row[column] += value
             waiting = dict.fromkeys(waiting, 0.0)
     table = pd.DataFrame(list(rows.values()))
-    measured = pd.DataFrame(book.metrics).drop(columns=["seconds"], errors="ignore")
+    measured = pd.DataFrame(book.metrics or [{"done": 0}]).drop(columns=["seconds"], errors="ignore")
     table = table.merge(measured, on="done", how="left").rename(columns={"done": "round"})
     table["seconds"] = table["seconds"].diff().fillna(0.0).clip(lower=0.0)
     whole = ("round", "participants", "local_steps", "calls_grad", *COLUMNS)

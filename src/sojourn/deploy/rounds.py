@@ -171,9 +171,9 @@ class InRounds(Book):
             raise SojournError(
                 f"{self.algorithm.title} cannot do without client {client}, which takes part no more; the run ends."
             )
-        super().exclude(client)
-        left = self.num_clients - len(self.excluded)
+        left = self.num_clients - len(self.excluded | {client})
         self.algorithm.check(World(self.num_clients, min(self.cohort, left)))
+        super().exclude(client)
 
     # --- uploads -------------------------------------------------------------------------------------------------
 

@@ -35,11 +35,12 @@ from sojourn.deploy.broker import (
     task_subject,
 )
 from sojourn.deploy.keys import Pair, is_sealed
+from sojourn.deploy.models import Models, start_of
 from sojourn.deploy.snapshot import LOST_AFTER, Tally, Worker, snapshot_of
 from sojourn.deploy.status import ENDED
 from sojourn.deploy.streams import BATCH, UPLOADS_INBOX, deliver_tasks, deliver_uploads, make_streams
-from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, pieces, whole, words_of
-from sojourn.deploy.worker import OVER, START, UPLOAD_WORDS
+from sojourn.deploy.wire import FORMAT, Rejected, Schema, check_numbers, decode, encode, whole, words_of
+from sojourn.deploy.worker import OVER, UPLOAD_WORDS
 from sojourn.traces.trace import LOST, TIMED_OUT
 
 IGNORED = "ignored"  # a message that its sender did not seal
@@ -70,11 +71,13 @@ class Server:
         told: Callable[["Server"], None] = lambda server: None,
     ) -> None:  # fmt: skip
         self.book, self.rules, self.welcome = book, book.rules, dict(welcome)
-        self.keys = dict(workers)  # the public keys of those who were invited; None of those who were revoked
+        self.models = Models(book)
         self.workers: dict[str, Worker] = {}
         self.by_client: dict[int, Worker] = {}
-        for name in workers:
-            self._enlist(name)
+        self.keys: dict[str, str | None] = {}  # public ones of those who were invited; None of those who were revoked
+        if book.next_task and not any(book.names):  # of a sojourn that did not keep them: they were in this order
+            book.names = [*workers, *book.names][: book.num_clients]
+        self._heed(workers)
         self._evaluate, self._eval_every, self._roster, self._told = evaluate, eval_every, roster, told
         self.tally = Tally(label, time.time(), privacy=spent(book.done))
         self._unmeasured = False  # whether a signal came before the model was measured
@@ -82,7 +85,6 @@ class Server:
         self.stopping, self._broker_is_back = asyncio.Event(), asyncio.Event()
         self._came: set[str] = set()  # who said hello since this was looked at
         self._held: list[Receipt] = []  # uploads that were taken and are not in a model on disk yet
-        self._digests: dict[str, str] = {}  # of the models that this server put into the broker's store
         self._sending: asyncio.Future[Any] | None = None  # tasks on their way to the broker's disk
         self._ended: float | None = None
         self._spent = spent
@@ -90,7 +92,7 @@ class Server:
 
     def _recall(self) -> None:
         """What servers before this one have counted."""
-        for row in read_log(self.book.place) if self.book.next_task else ():
+        for row in read_log(self.book.place):
             worker = self.by_client.get(row.get("client", -1))
             if row["event"] == APPLIED and worker is not None:
                 worker.applied += 1
@@ -101,13 +103,28 @@ class Server:
     def rejected(self) -> int:
         return sum(self.book.rejected)
 
-    def _enlist(self, name: str) -> None:
-        if len(self.workers) < self.book.num_clients:
-            worker = Worker(name, len(self.workers))
-            worker.rejected = self.book.rejected[worker.client]
-            worker.quarantined = worker.rejected >= self.rules.max_rejected
-            worker.revoked = worker.client in self.book.excluded and not worker.quarantined
-            self.workers[name] = self.by_client[worker.client] = worker
+    def _heed(self, invited: Mapping[str, str | None]) -> list[str]:
+        """Invitations that were taken back, which may leave places, and new ones; returns who was not here before."""
+        self.keys = dict(invited)
+        for name in [name for name in self.book.names if name is not None and name not in self.workers]:
+            self._enlist(name)  # by a server before this one
+        for worker in list(self.workers.values()):
+            if (self.keys.get(worker.name) is None) != worker.revoked:
+                self._revoke(worker, not worker.revoked)
+        new = [name for name, key in self.keys.items() if key is not None and name not in self.workers]
+        return [name for name in new if self._enlist(name)]
+
+    def _enlist(self, name: str) -> bool:
+        """Gives a worker its place; False if there is none left."""
+        client = self.book.place_of(name)
+        if client is None:
+            return False
+        worker = Worker(name, client)
+        worker.rejected = self.book.rejected[client]
+        worker.quarantined = worker.rejected >= self.rules.max_rejected
+        worker.revoked = client in self.book.excluded and not worker.quarantined
+        self.workers[name] = self.by_client[client] = worker
+        return True
 
     @property
     def status(self) -> str:
@@ -190,6 +207,8 @@ class Server:
         ready = [w for w in self.workers.values() if w.present(now)]
         if self.book.next_task == 0 and len(ready) < (self.rules.min_workers or self.book.num_clients):
             return []
+        if not self.models.have_room:
+            return []
         ready.sort(key=lambda w: (w.applied, w.client))  # those first that did the least
         return self.book.assign([worker.client for worker in ready], now)
 
@@ -271,7 +290,10 @@ class Server:
     def _revoke(self, worker: Worker, revoked: bool) -> None:
         """An invitation was taken back, or given anew."""
         worker.revoked = revoked
-        if not worker.quarantined:
+        if revoked and not self.book.asked[worker.client]:
+            self.book.vacate(worker.client)
+            del self.workers[worker.name], self.by_client[worker.client]
+        elif not worker.quarantined:
             (self.book.exclude if revoked else self.book.readmit)(worker.client)
 
     async def _acknowledge(self, receipt: Receipt) -> None:
@@ -308,19 +330,10 @@ class Server:
     async def _body(self, task: Task, down: Any) -> bytes:
         words = {"task": str(task.number), "exchange": task.exchange, "memory": str(task.memory), "parcel": "",
                  "digest": "", "start": ""}  # fmt: skip
-        start = (jax.tree.map(np.asarray, self.book.x0),) if self.book.trips.remembers and task.memory < 0 else ()
+        start = start_of(self.book, task)
         if Schema.of((down, *start)).num_bytes <= parcels.INLINE_BYTES:
             return encode("task", words, (self.book.key(task), down, *start))
-        words["parcel"] = _model_name(task)
-        asked = [("digest", words["parcel"], down), *(("start", START, tree) for tree in start)]
-        for word, parcel, tree in asked:
-            if parcel not in self._digests:
-                content = pieces("model", {}, tree)
-                self._digests = {name: known for name, known in self._digests.items() if name in self._wanted_models()}
-                self._digests[parcel] = parcels.digest_of(content)
-                keep = self._wanted_models() | {parcel}
-                await parcels.put(self.stream, parcels.MODELS, parcel, content, keep)
-            words[word] = self._digests[parcel]
+        words |= await self.models.put(self.stream, task, down, start)
         return encode("task", words, (self.book.key(task),))
 
     async def _send(self, task: Task, body: bytes) -> None:
@@ -330,18 +343,11 @@ class Server:
         subject = task_subject(worker)
         await lasting(self.stream.publish, subject, body, headers=self._pair.seal(subject, body))
 
-    def _wanted_models(self) -> set[str]:
-        """The parcels that tasks which are out start from; all else in the models' bucket is of no use."""
-        return {START, *map(_model_name, self.book.out.values())}
-
     # --- streams and people --------------------------------------------------------------------------------------
 
     async def _make_streams(self) -> None:
         await make_streams(self.stream)
-        if self._largest() > parcels.INLINE_BYTES:
-            room = 2 * self._largest() + (64 << 20)
-            await parcels.make_bucket(self.stream, parcels.MODELS, room * (2 + self.book.num_clients))
-            await parcels.sweep(self.stream, parcels.MODELS, self._wanted_models())
+        await self.models.make_bucket(self.stream)
 
     async def _make_consumers(self) -> None:
         await deliver_uploads(self.stream, self.book.num_clients)
@@ -375,15 +381,10 @@ class Server:
 
     async def _look_around(self) -> None:
         """New invitations, who has come anew, and how many uploads wait at the broker."""
-        self.keys = dict(self._roster()) if self._roster else self.keys
         while self._came:
             await lasting(self._tidy, self._came.pop())
-        for name, key in self.keys.items():
-            if name not in self.workers and len(self.workers) < self.book.num_clients:
-                self._enlist(name)
-                await lasting(self._make_way, name)
-            elif name in self.workers and (key is None) != self.workers[name].revoked:
-                self._revoke(self.workers[name], key is None)
+        for name in self._heed(self._roster()) if self._roster else ():
+            await lasting(self._make_way, name)
         with contextlib.suppress(*TROUBLE):
             info = await self.stream.consumer_info(UPLOADS, SERVER)
             self.tally.queue = (info.num_pending or 0) + (info.num_ack_pending or 0)
@@ -394,8 +395,8 @@ class Server:
         answer: dict[str, Any]
         if not message.reply.startswith(f"{inbox(name)}."):
             return  # it would be sent in the server's name to somebody else
-        if worker is None and len(self.workers) >= self.book.num_clients:
-            answer = {"refused": f"all {self.book.num_clients} places of this run are taken."}
+        if worker is None and name in self.keys and None not in self.book.names:
+            answer = {"refused": self._full()}
         elif worker is None:
             answer = {"later": "the server does not know this worker."}
         elif worker.quarantined:
@@ -405,6 +406,11 @@ class Server:
             answer = refused or {**self.welcome, "client": worker.client, "over": self.book.over}
         with contextlib.suppress(*TROUBLE):
             await message.respond(json.dumps(answer).encode())
+
+    def _full(self) -> str:
+        held = sum(worker.revoked for worker in self.workers.values())
+        why = f"; {held} of them by workers that were revoked after their first task, who can be invited anew"
+        return f"all {self.book.num_clients} places of this run are taken{why if held else ''}."
 
     def _greet(self, worker: Worker, data: bytes) -> dict[str, str]:
         """Notes what a worker says of itself; a refusal if it makes no sense."""
@@ -442,6 +448,7 @@ class Server:
         until = time.monotonic() + _FAREWELL_SECONDS
         while time.monotonic() < until:
             await self._take_up()
+            self._told(self)
             there = [worker.name for worker in self.workers.values() if worker.present(time.time())]
             infos = [await lasting(self.stream.consumer_info, TASKS, name) for name in there]
             if not any((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos):
@@ -472,11 +479,6 @@ class Server:
         if self._ended is None and self.status in ENDED:
             self._ended = time.time()
         return snapshot_of(self.book, list(self.workers.values()), self.tally, self.status, self._ended or time.time())
-
-
-def _model_name(task: Task) -> str:
-    """By what a task starts from: a name that the next server of the run finds again."""
-    return f"{task.exchange}-{task.round}-{task.applied}".replace(".", "-")
 
 
 async def _waiting(queue: "asyncio.Queue[Any]") -> list[Any]:

@@ -84,14 +84,21 @@ def _phase(book: Book, workers: Sequence[Worker], status: str, now: float) -> st
 
 
 def _told_of(worker: Worker, task: Task | None, now: float) -> dict[str, Any]:
-    state = "expected" if not worker.joined else "quarantined" if worker.quarantined else "silent"
-    if worker.present(now):
-        state = "idle" if task is None else "working"
     return {
-        "name": worker.name, "client": worker.client, "state": state, "task": task.number if task else None,
+        "name": worker.name, "client": worker.client, "state": _state(worker, task, now),
+        "task": task.number if task else None,
         "since": task.handed_out if task else None, "seen": worker.seen or None, "applied": worker.applied,
         "rejected": worker.rejected, "last": worker.last, "staleness": worker.staleness,
     }  # fmt: skip
+
+
+def _state(worker: Worker, task: Task | None, now: float) -> str:
+    """What is known from before counts first: of these two nobody will hear again."""
+    if not worker.trusted:
+        return "quarantined" if worker.quarantined else "revoked"
+    if worker.present(now):
+        return "idle" if task is None else "working"
+    return "silent" if worker.joined else "expected"
 
 
 def _throughput(arrivals: Iterable[float], started: float, now: float) -> list[list[float]]:

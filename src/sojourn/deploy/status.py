@@ -28,12 +28,16 @@ ENDED = frozenset({"over", "stopped", "diverged"})  # of a run that the server i
 QUIET_AFTER = 10.0  # seconds after which a server that writes every second is not running
 _MAX_TEXT = 160  # characters of a remark
 _MAX_METRICS = 3
+_RECENT_SECONDS = 60.0
 _STATUSES = {
     "waiting": "Waiting", "running": "Running", "over": "The run is over", "stopped": "The run was stopped",
     "diverged": "The run diverged",
 }  # fmt: skip
 _COLUMNS = {"doing": "doing", "span": "for", "applied": "applied", "rejected": "rejected", "staleness": "stale"}
-_COLORS = {"working": "green", "silent": "yellow", "quarantined": "red", "diverged": "red", "stopped": "yellow"}
+_COLORS = {
+    "working": "green", "silent": "yellow", "quarantined": "red", "revoked": "red", "diverged": "red",
+    "stopped": "yellow",
+}  # fmt: skip
 
 
 def write_status(run_dir: Path, snapshot: Mapping[str, Any]) -> None:
@@ -106,11 +110,10 @@ _COUNTS = (("Rejected", "rejected"), ("Duplicates", "duplicates"), ("Given up", 
 def _facts(snapshot: Mapping[str, Any]) -> list[list[str]]:
     """The same ones from the start, so that nothing moves when the first numbers come."""
     run, queue, privacy = snapshot["run"], snapshot["queue"], snapshot["privacy"]
-    rate = snapshot["throughput"][-1][1] if snapshot["throughput"] else None
     facts = [
         ["Version", f"{int(run['version']):,}"],
         ["Time", duration(_whole(run["now"] - run["started"]))],
-        [f"{run['unit'].capitalize()} per second", number(_number(rate), 3)],
+        ["Uploads per second", number(_rate(snapshot["throughput"]), 3)],
     ]
     if run["mode"] != "rounds":
         facts.append(["Staleness", _staleness(snapshot["staleness"])])
@@ -119,6 +122,12 @@ def _facts(snapshot: Mapping[str, Any]) -> list[list[str]]:
     if privacy is not None:
         facts.append(["Privacy", f"ε = {number(_number(privacy['epsilon']), 3)}, δ = {number(privacy['delta'], 2)}"])
     return facts
+
+
+def _rate(throughput: Sequence[Sequence[float]]) -> float:
+    """Of the last minute, or of the last stretch of time if that is longer; one stretch of a short run may be empty."""
+    recent = [rate for seconds, rate in throughput if seconds > throughput[-1][0] - _RECENT_SECONDS]
+    return sum(recent) / len(recent) if recent else float("nan")
 
 
 def _staleness(counts: Sequence[Sequence[int]]) -> str:
@@ -144,7 +153,7 @@ def _worker(worker: Mapping[str, Any], now: float) -> dict[str, str]:
     state, task = worker["state"], worker["task"]
     doing = {
         "working": "working" if task is None else f"task {task}", "idle": "idle", "silent": "silent",
-        "quarantined": "asked no more", "expected": "not here yet",
+        "quarantined": "asked no more", "revoked": "revoked", "expected": "not here yet",
     }[state]  # fmt: skip
     since = worker["seen"] if state == "silent" else worker["since"]
     return {

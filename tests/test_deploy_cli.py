@@ -164,7 +164,7 @@ def test_joining(command: Command, tmp_path: Path) -> None:  # noqa: F811
     rest = ("--creds", creds, "--data", "json:loads")
     for address in (
         "127.0.0.1", "http://a:1", "nats://", "nats://127.0.0.1:abc", "nats://127.0.0.1:99999", "nats://127.0.0.1:0",
-        "tls://[::1", "TLS://127.0.0.1:1",
+        "nats://none:4222", "tls://[::1", "TLS://127.0.0.1:1",
     ):  # fmt: skip
         assert "is no broker's address" in command.refused("join", address, *rest)
     for seconds in ("0", "-1", "nan"):

@@ -343,7 +343,7 @@ def check_url(url: str) -> None:
         port = 1 if found.port is None else found.port
     except ValueError:  # a port that is no number or too large, a bracket that is not closed
         port = 0
-    if not port or not url.startswith(("nats://", "tls://")) or not found.hostname:
+    if not port or not url.startswith(("nats://", "tls://")) or found.hostname in (None, "", "none"):
         raise SojournError(f"{url!r} is no broker's address; it reads nats://HOST:PORT, or tls://HOST:PORT.")
 
 

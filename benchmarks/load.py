@@ -212,13 +212,15 @@ def median(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def flower(num_bytes: int, workers: int) -> dict[str, Any]:
     """The same echo by Flower; a node is three Python processes, so not more are asked for than two cores can start."""
-    if workers > WORKERS[0]:
+    if workers > WORKERS[1]:
         return {"reason": f"not tried, as {workers} nodes are {3 * workers} Python processes"}
     environment = environments.ensure("flower_load")
     if environment.python is None:
         return {"reason": environment.reason}
     script = environments.OPPONENTS / "flower_load.py"
+    seconds = 60 if workers <= WORKERS[0] else 150  # all nodes have to start, one after the other
     command = [str(environment.python), str(script), "--bytes", str(num_bytes), "--workers", str(workers)]
+    command += ["--seconds", str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True)
     return json.loads(done.stdout) if done.returncode == 0 else {"reason": done.stderr.strip()[-200:]}
 

@@ -313,7 +313,8 @@ def load_rows(found: dict[str, Any]) -> list[list[str]]:
         number, name = of["size"].split()
         moved = 2 * rate * float(number) * unit[name]  # a model down and one up
         broker = f"{of['broker_cpu']:.2f}" if "broker_cpu" in of else "in the server's"
-        rows.append([*start, f"{rate:.3g}", f"{moved:.3g}", f"{of['server_cpu']:.2f}", broker, f"{of['load']:.1f}"])
+        load = f"{of['load']:.1f}" if "load" in of else "not noted"
+        rows.append([*start, f"{rate:.3g}", f"{moved:.3g}", f"{of['server_cpu']:.2f}", broker, load])
     return rows
 
 
